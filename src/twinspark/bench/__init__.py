@@ -1,0 +1,1 @@
+"""Measurements: cells, gates, evaluations and receipts."""

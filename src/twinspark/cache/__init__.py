@@ -1,0 +1,1 @@
+"""State of requests: pages, window rings, compressor rings; addressed by absolute position."""

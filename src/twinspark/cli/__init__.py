@@ -1,0 +1,1 @@
+"""The commands. The only place where server and engine meet."""

@@ -1,0 +1,1 @@
+"""Ranks: collectives in rank order and, later, launch and the plan link."""

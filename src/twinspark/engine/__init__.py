@@ -1,0 +1,1 @@
+"""The loop: plan, run, choose, commit. Read `core.py` first."""

@@ -1,0 +1,1 @@
+"""One op a file: public call and reference body. Knows tensors only."""

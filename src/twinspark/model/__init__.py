@@ -1,0 +1,1 @@
+"""The forward pass, one concept a file. Read `transformer.py` first."""

@@ -1,0 +1,1 @@
+"""From a checkpoint to an EXL3 pack: calibration, trellis search, error feedback, reports."""

@@ -1,0 +1,1 @@
+"""Wire formats and streams over an EngineClient. No torch, no engine."""

@@ -1,0 +1,1 @@
+"""Prompts to ids and ids to text: pure, incremental state machines. No torch, no HTTP."""
