@@ -1,6 +1,6 @@
 """Plain dataclasses that cross the line between server and engine, and their wire form.
 
-Wire: 4-byte little-endian length, then orjson of the dataclass with a `type` field (its class name).
+Wire: 4-byte little-endian length, then orjson of the dataclass with its class name as `type`.
 Requests carry token ids; text is the server's business. No torch here.
 Read next: `engine/host.py` (engine side), `server/link.py` (server side).
 """
@@ -168,7 +168,8 @@ ReplyEvent = TokenDelta | Finished | Failed
 _TYPES: dict[str, type[Any]] = {
     cls.__name__: cls
     for cls in (
-        GenerateRequest, Cancel, Shutdown, Loading, Ready, TokenDelta, Finished, Failed, EngineStatus,
+        GenerateRequest, Cancel, Shutdown,
+        Loading, Ready, TokenDelta, Finished, Failed, EngineStatus,
     )
 }  # fmt: skip
 _NESTED: dict[str, type[Any]] = {"sampling": Sampling, "stats": ReplyStats}

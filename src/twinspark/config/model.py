@@ -95,7 +95,7 @@ class ModelConfig:
         return self.num_hidden_layers + self.num_nextn_predict_layers
 
     def ratio(self, layer: int) -> int:
-        """Compress ratio of a layer: 0 reads its window only, 1 or 2 positions per compressed row."""
+        """Positions per compressed row, 1 or 2; 0 means the layer reads its window only."""
         if layer >= self.num_hidden_layers:
             return 0
         return self.compress_ratios[layer]
@@ -250,17 +250,24 @@ def parse_model_config(document: Mapping[str, Any]) -> ModelConfig:
     raw = dict(document)
     if nested is not None:
         raw.update(nested)
+    scaling = _take_rope_scaling(raw)
+    if scaling is not None and not {"max_position_embeddings", "max_seq_len"} & raw.keys():
+        # the reference's flat form names no limit; the scaled range is the trained one
+        raw["max_position_embeddings"] = int(
+            scaling.factor * scaling.original_max_position_embeddings
+        )
     values = _take_fields(raw)
-    values["rope_scaling"] = _take_rope_scaling(raw)
+    values["rope_scaling"] = scaling
     for key, only in _FIXED.items():
         found = raw.pop(key, raw.pop(_REFERENCE_NAMES.get(key, key), only))
         if found != only:
             raise ConfigError(f"config.json: {key} is {found!r}; only {only!r} is supported")
-    unknown = sorted(set(raw) - _IGNORED)
+    unknown = sorted(k for k in raw if k not in _IGNORED and not k.startswith("vision_"))
     if unknown:
         raise ConfigError(
-            f"config.json has keys this engine does not know: {', '.join(unknown)}. They may change "
-            f"the mathematics, so the pack is refused. Known: {', '.join(sorted(values))}"
+            f"config.json has keys this engine does not know: {', '.join(unknown)}. They may "
+            "change the mathematics, so the pack is refused. "
+            f"Known: {', '.join(sorted(values))}"
         )
     return ModelConfig(**values)
 
