@@ -7,11 +7,11 @@ package is cheap: torch is loaded only when `LLM` is first touched. Read next: `
 from typing import TYPE_CHECKING, Any
 
 from twinspark.messages import Sampling
+from twinspark.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from twinspark.llm import LLM
 
-__version__ = "0.1.0.dev0"
 __all__ = ["LLM", "Sampling", "__version__"]
 
 

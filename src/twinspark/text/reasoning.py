@@ -1,0 +1,94 @@
+"""Where a reply's text belongs: reasoning or content. Works on texts and marks, not on tokens.
+
+Prompt format 12.3, states REASONING and CONTENT (tool calls will be further states fed by the same
+events). Whoever recognises the marks, by id or by text, is in `reply.py`.
+"""
+
+from collections.abc import Sequence
+
+from twinspark.text.stops import StopMatcher
+from twinspark.text.tokenizer import THINK
+
+
+class ReplySections:
+    """Sorts text into reasoning and content, drops marks and the line feeds around them.
+
+    Attributes:
+        in_reasoning: the reply is inside its thinking block now.
+    """
+
+    def __init__(self, *, in_reasoning: bool, continues: bool, stop: Sequence[str]) -> None:
+        """Start inside reasoning or content.
+
+        Args:
+            in_reasoning: the prompt ends inside an open thinking block.
+            continues: the prompt ends with the client's own start of this section, so line feeds
+                at the front belong to the text.
+            stop: strings that end the reply; they act in content only.
+
+        Raises:
+            RequestError: a stop string is empty.
+        """
+        self.in_reasoning = in_reasoning
+        self._stops = StopMatcher(stop)
+        self._trim_front = not continues
+        self._at_start = True
+        self._held_newlines = 0
+        self._reasoning: list[str] = []
+        self._content: list[str] = []
+
+    @property
+    def matched(self) -> str | None:
+        """The stop string that was found in the content, or None; all text after it is dropped."""
+        return self._stops.matched
+
+    def add_text(self, text: str) -> None:
+        """Take text that is no mark."""
+        if not text:
+            return
+        if self._trim_front:
+            trimmed = text.lstrip("\n")
+            if not trimmed:
+                return
+            self._trim_front = False
+            text = trimmed
+        self._at_start = False
+        if self.in_reasoning:
+            self._add_reasoning(text)
+        else:
+            self._content.append(self._stops.feed(text))
+
+    def open_thinking(self) -> None:
+        """Take an opening mark: dropped as the very first thing in reasoning, else it is text."""
+        if self.in_reasoning and self._at_start:
+            self._at_start = False
+        else:
+            self.add_text(THINK)
+
+    def close_thinking(self) -> None:
+        """Take a closing mark: it ends reasoning, and is dropped wherever it stands."""
+        if self.in_reasoning:
+            self.in_reasoning = False
+            self._held_newlines = 0
+            self._trim_front = True
+
+    def finish(self) -> None:
+        """No more text comes: what was held back belongs to the section it stands in."""
+        self._reasoning.append("\n" * self._held_newlines)
+        self._held_newlines = 0
+        self._content.append(self._stops.finish())
+
+    def take(self) -> tuple[str, str]:
+        """Reasoning and content that are certain since the last call."""
+        pieces = "".join(self._reasoning), "".join(self._content)
+        self._reasoning.clear()
+        self._content.clear()
+        return pieces
+
+    def _add_reasoning(self, text: str) -> None:
+        """Line feeds at the end wait: a closing mark would take them away."""
+        body = text.rstrip("\n")
+        if body:
+            self._reasoning.append("\n" * self._held_newlines + body)
+            self._held_newlines = 0
+        self._held_newlines += len(text) - len(body)
