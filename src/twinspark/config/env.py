@@ -1,0 +1,107 @@
+"""Every environment variable the program reads; nothing else reads `os.environ`. Budget: ten.
+
+Unset or empty means the default. A TWINSPARK_ name that is not listed here is an error, so that a
+typo is never silently ignored. Read next: `config/load.py`.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from twinspark.errors import ConfigError
+
+PREFIX = "TWINSPARK_"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variable:
+    """One environment variable.
+
+    Attributes:
+        name: with its prefix.
+        setting: "section.field" it gives a value to, or None if the program itself uses it.
+        kind: int or str.
+        help: one line for the reference page.
+    """
+
+    name: str
+    setting: str | None
+    kind: type[int] | type[str]
+    help: str
+
+
+VARIABLES = (
+    Variable(
+        name="TWINSPARK_CONFIG",
+        setting=None,
+        kind=str,
+        help="path of a TOML settings file; the --config flag wins",
+    ),
+    Variable(
+        name="TWINSPARK_LOG_LEVEL",
+        setting=None,
+        kind=str,
+        help="debug, info, warning or error; default info",
+    ),
+    Variable(
+        name="TWINSPARK_THREADS",
+        setting="engine.threads",
+        kind=int,
+        help="CPU threads of a forward pass; default: what torch finds",
+    ),
+    Variable(
+        name="TWINSPARK_HOST",
+        setting="server.host",
+        kind=str,
+        help="address the server binds; default 127.0.0.1",
+    ),
+    Variable(
+        name="TWINSPARK_PORT",
+        setting="server.port",
+        kind=int,
+        help="port the server binds; default 8000",
+    ),
+)
+
+
+def read_environment(environ: Mapping[str, str] | None = None) -> dict[str, int | str]:
+    """Values of the variables that are set, by full name.
+
+    Args:
+        environ: the environment; None is the process's own.
+
+    Raises:
+        ConfigError: an unknown TWINSPARK_ variable, or a value of the wrong type.
+    """
+    environ = os.environ if environ is None else environ
+    known = {variable.name: variable for variable in VARIABLES}
+    values: dict[str, int | str] = {}
+    for name, text in environ.items():
+        if not name.startswith(PREFIX):
+            continue
+        if name not in known:
+            raise ConfigError(_unknown(name, sorted(known)))
+        if text == "":
+            continue
+        values[name] = _parse(known[name], text)
+    return values
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    near = get_close_matches(
+        name.removeprefix(PREFIX), [k.removeprefix(PREFIX) for k in known], n=1
+    )
+    hint = f" Did you mean {PREFIX}{near[0]}?" if near else ""
+    return f"environment variable {name} is not known.{hint} Known: {', '.join(known)}"
+
+
+def _parse(variable: Variable, text: str) -> int | str:
+    if variable.kind is str:
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(
+            f"environment variable {variable.name} is {text!r}, expected an integer"
+        ) from None

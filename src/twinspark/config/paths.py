@@ -1,0 +1,20 @@
+"""Where files of the package itself lie. Read next: `llm.py`, `cli/`."""
+
+from pathlib import Path
+
+from twinspark.errors import ConfigError
+
+
+def demo_pack_path() -> Path:
+    """Folder of the demo pack inside the installed package.
+
+    Raises:
+        ConfigError: the package was installed without it.
+    """
+    path = Path(__file__).resolve().parent.parent / "demo" / "pack"
+    if not (path / "config.json").is_file():
+        raise ConfigError(
+            f"this installation has no demo pack (expected {path}/config.json); "
+            "name the folder of a pack, or install twinspark again"
+        )
+    return path

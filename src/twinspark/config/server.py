@@ -1,0 +1,116 @@
+"""What a user chooses about the server: address, limits, timing, defaults of requests.
+
+Values come from flags (`cli/serve.py`); ranges are checked here. Read next: `server/app.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from ipaddress import ip_address
+from math import isfinite
+from typing import Any
+
+from twinspark.errors import ConfigError
+from twinspark.messages import Sampling
+
+LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost"})
+_SAMPLING_RANGES: dict[str, float | None] = {
+    "temperature": None, "top_p": 1.0, "top_k": None, "min_p": 1.0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingDefaults:
+    """What the user sets for numbers that a request leaves out; None leaves it to the pack.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_p: 1.0 is off.
+        top_k: 0 is off.
+        min_p: 0.0 is off.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, high in _SAMPLING_RANGES.items():
+            if getattr(self, name) is not None:
+                _check_number(f"sampling.{name}", getattr(self, name), 0, high)
+
+    def over(self, generation_config: Mapping[str, Any]) -> Sampling:
+        """Fill the gaps from a pack's generation_config.json, then from our own defaults.
+
+        Raises:
+            ConfigError: a key of the pack's file has a value out of its range.
+        """
+        found: dict[str, Any] = {}
+        for name, high in _SAMPLING_RANGES.items():
+            value = generation_config.get(name)
+            if value is not None:
+                _check_number(f"generation_config.json: {name}", value, 0, high)
+                found[name] = int(value) if name == "top_k" else float(value)
+            if getattr(self, name) is not None:
+                found[name] = getattr(self, name)
+        if generation_config.get("do_sample") is False and self.temperature is None:
+            found["temperature"] = 0.0
+        return Sampling(**found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """Settings of one server process. Times are in seconds, sizes in bytes.
+
+    Attributes:
+        model_name: the name replies and the model list carry; None is the pack's name.
+        host: address to bind; loopback unless the user says otherwise.
+        port: 0 takes a free one.
+        keepalive_s: gap between comment lines of a stream that waits for its first token;
+            0 sends none, and such a stream holds its headers until the first token.
+        shutdown_grace_s: how long running replies may go on after the first stop signal.
+        max_body_bytes: longest request body.
+        max_nesting: deepest nesting of arrays and objects in a body.
+        default_max_tokens: reply limit of requests that name none, capped to what the context
+            leaves; None is all the context leaves.
+        sampling: defaults of the numbers a request leaves out.
+    """
+
+    model_name: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 8000
+    keepalive_s: float = 15.0
+    shutdown_grace_s: float = 5.0
+    max_body_bytes: int = 64 * 1024 * 1024
+    max_nesting: int = 64
+    default_max_tokens: int | None = None
+    sampling: SamplingDefaults = SamplingDefaults()
+
+    def __post_init__(self) -> None:
+        if self.model_name == "":
+            raise ConfigError("model_name is empty; give the name that clients shall see")
+        _check_number("port", self.port, 0, 65535)
+        _check_number("keepalive_s", self.keepalive_s, 0, None)
+        _check_number("shutdown_grace_s", self.shutdown_grace_s, 0, None)
+        _check_number("max_body_bytes", self.max_body_bytes, 1, None)
+        _check_number("max_nesting", self.max_nesting, 4, 512)
+        if self.default_max_tokens is not None:
+            _check_number("default_max_tokens", self.default_max_tokens, 1, None)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only programs on this machine can connect."""
+        if self.host in LOOPBACK_NAMES:
+            return True
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+def _check_number(name: str, value: Any, low: float, high: float | None) -> None:
+    limits = f"{low} or more" if high is None else f"{low} to {high}"
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        raise ConfigError(f"{name} is {value!r}, expected a number, {limits}")
+    if value < low or (high is not None and value > high):
+        raise ConfigError(f"{name} is {value}, expected {limits}")
