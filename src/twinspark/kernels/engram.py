@@ -15,7 +15,6 @@ from torch import Tensor
 from twinspark.errors import ConfigError
 from twinspark.kernels.elementwise import compute_dtype, sigmoid
 from twinspark.kernels.rms_norm import inverse_rms
-from twinspark.kernels.token_map import build_token_map as build_token_map
 
 Ints = npt.NDArray[np.int64]
 

@@ -52,7 +52,7 @@ def mix(
         norm_eps: rms_norm_eps.
     """
     wide = compute_dtype(x_TCD.dtype)
-    v_TK = x_TCD.reshape(len(x_TCD), -1).to(wide)
+    v_TK = x_TCD.flatten(1).to(wide)
     m_TM = matmul(v_TK, fn).mul_(inverse_rms(v_TK, norm_eps))
     body = mix_torch if m_TM.is_cuda else mix_numpy
     return body(m_TM, scale_3, base_M, iters=iters, eps=eps)
@@ -75,7 +75,7 @@ def mix_torch(m_TM: Tensor, scale_3: Tensor, base_M: Tensor, *, iters: int, eps:
             strict=True,
         )
     )
-    comb = comb_TM.view(-1, streams, streams)
+    comb = comb_TM.reshape(len(m_TM), streams, streams)
     comb = exp(comb - comb.amax(2, keepdim=True))
     comb = comb / _ascending_sum(comb, 2, 0.0) + eps
     comb = comb / _ascending_sum(comb, 1, eps)
@@ -105,7 +105,7 @@ def mix_numpy(m_TM: Tensor, scale_3: Tensor, base_M: Tensor, *, iters: int, eps:
     m *= np.repeat(scale_3.numpy(), (streams, streams, streams * streams))[:, None]
     m += base_M.numpy()[:, None]
     gates = sigmoid(torch.from_numpy(m[: 2 * streams])).numpy()
-    comb = m[2 * streams :].reshape(streams, streams, -1)
+    comb = m[2 * streams :].reshape(streams, streams, m.shape[1])
     _sinkhorn(comb, iters, eps)
     return HyperMix(
         _tokens_first(gates[:streams, :num] + gates.dtype.type(eps)),

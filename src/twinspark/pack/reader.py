@@ -4,8 +4,7 @@
 hands out read-only views of memory-mapped bytes. Read next: check.py, weights.py.
 """
 
-import logging
-from collections.abc import Mapping
+from collections.abc import KeysView, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,6 @@ from twinspark.pack.format import (
 )
 from twinspark.pack.layout import canonical_name
 from twinspark.pack.manifest import check_manifest
-
-log = logging.getLogger(__name__)
 
 VERIFY_LIMIT_BYTES = 512 << 20
 """Packs up to this size are hashed when opened; of larger ones the sizes are compared."""
@@ -61,9 +58,9 @@ class Pack:
     _maps: dict[Path, NDArray[np.uint8]] = field(default_factory=dict, repr=False)
 
     @property
-    def names(self) -> frozenset[str]:
+    def names(self) -> KeysView[str]:
         """Canonical names of all tensors."""
-        return frozenset(self.tensors)
+        return self.tensors.keys()
 
     def info(self, name: str) -> TensorInfo:
         """Where a tensor lies.

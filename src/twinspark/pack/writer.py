@@ -9,7 +9,6 @@ import math
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from twinspark.errors import FormatError
 from twinspark.pack.format import DTYPE_BYTES, INDEX_NAME, SINGLE_NAME
 from twinspark.pack.manifest import write_manifest
+from twinspark.version import VERSION
 
 DEFAULT_SHARD_BYTES = 2 << 30
 
@@ -80,7 +80,7 @@ def write_pack(
             shutil.copyfile(content, folder / name)
         else:
             _write(folder / name, content)
-    write_manifest(folder, producer or f"twinspark {version('twinspark')}")
+    write_manifest(folder, producer or f"twinspark {VERSION}")
 
 
 def write_shard(path: Path, tensors: Iterable[TensorData]) -> None:

@@ -1,7 +1,7 @@
 """EXL3 weights: codebooks, tile decoding, rotation and the linear layer (EXL3 specification).
 
 Owns the arithmetic of one matrix. Reading packs is `pack/`, making weights is `quantize/`.
-Read in order: codebook.py, decode.py, hadamard.py, linear.py, grouped.py.
+Read in order: codebook.py, decode.py, hadamard.py, linear.py, grouped.py, shards.py.
 """
 
 from twinspark.kernels.exl3.codebook import Codebook, codebook_table
@@ -15,6 +15,7 @@ from twinspark.kernels.exl3.linear import (
     exl3_linear,
     prepare_exl3,
 )
+from twinspark.kernels.exl3.shards import exl3_shards
 
 __all__ = [
     "Codebook",
@@ -27,6 +28,7 @@ __all__ = [
     "dense_weight",
     "exl3_grouped",
     "exl3_linear",
+    "exl3_shards",
     "hadamard128",
     "pack_states",
     "prepare_exl3",

@@ -18,7 +18,7 @@ from twinspark.kernels.exl3.hadamard import (
     rotate_tiles,
     rotation_matrix,
 )
-from twinspark.kernels.exl3.linear import CHUNK_INPUTS, Exl3Matrix
+from twinspark.kernels.exl3.linear import CHUNK_INPUTS, Exl3Matrix, multiply_tile
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,14 @@ class PreparedExperts:
     Attributes:
         suh_EK: [E, K] fp32.
         weight_EKN: [E, K, N] fp32, contiguous.
+        weights: the same, one [K, N] view a matrix.
         svh_EN: [E, N] fp32.
         rotation: [128, 128] fp32.
     """
 
     suh_EK: Tensor
     weight_EKN: Tensor
+    weights: tuple[Tensor, ...]
     svh_EN: Tensor
     rotation: Tensor
 
@@ -72,6 +74,7 @@ def prepare_experts(matrices: Sequence[Exl3Matrix]) -> PreparedExperts:
     return PreparedExperts(
         suh_EK=torch.stack([m.suh.float() for m in matrices]),
         weight_EKN=weight,
+        weights=tuple(weight.unbind(0)),
         svh_EN=torch.stack([m.svh.float() for m in matrices]),
         rotation=rotation_matrix(torch.float32, device),
     )
@@ -126,7 +129,8 @@ def exl3_grouped(
         used.copy_(hadamard128(used))
     else:
         used.copy_(rotate_tiles(used, experts.rotation).half())
-    y = _multiply_groups(rows, ids, experts.weight_EKN.double() if wide else experts.weight_EKN)
+    weights = [w.double() for w in experts.weights] if wide else experts.weights
+    y = _multiply_groups(rows, ids, weights)
     y[count:] = 0
     y = y[: padded_rows(count)]
     y = hadamard128(y) if wide else rotate_tiles(y, experts.rotation)
@@ -134,24 +138,20 @@ def exl3_grouped(
     return (y[:count] * svh).to(out_dtype)
 
 
-def _multiply_groups(rows: Tensor, ids: list[int], weight_EKN: Tensor) -> Tensor:
+def _multiply_groups(rows: Tensor, ids: list[int], weights: Sequence[Tensor]) -> Tensor:
     """Tiles in ascending order, so each one overwrites what the last computed past its group."""
-    y = rows.new_empty(rows.shape[0], weight_EKN.shape[2])
-    inputs = weight_EKN.shape[1]
-    start = 0
-    while start < len(ids):
+    y = rows.new_empty(rows.shape[0], weights[0].shape[1])
+    fits = weights[0].shape[0] <= CHUNK_INPUTS
+    start, count = 0, len(ids)
+    while start < count:
         expert = ids[start]
-        end = start + 1
-        while end < len(ids) and ids[end] == expert and end < start + TILE_ROWS:
+        end, last = start + 1, min(count, start + TILE_ROWS)
+        while end < last and ids[end] == expert:
             end += 1
-        tile, weight = rows[start : start + TILE_ROWS], weight_EKN[expert]
-        target = y[start : start + TILE_ROWS]
-        if inputs <= CHUNK_INPUTS:
-            torch.mm(tile, weight, out=target)
+        tile, target = rows[start : start + TILE_ROWS], y[start : start + TILE_ROWS]
+        if fits:
+            torch.mm(tile, weights[expert], out=target)
         else:
-            torch.mm(tile[:, :CHUNK_INPUTS].contiguous(), weight[:CHUNK_INPUTS], out=target)
-        for first in range(CHUNK_INPUTS, inputs, CHUNK_INPUTS):
-            last = min(first + CHUNK_INPUTS, inputs)
-            target += torch.mm(tile[:, first:last].contiguous(), weight[first:last])
+            target.copy_(multiply_tile(tile, weights[expert]))
         start = end
     return y

@@ -91,6 +91,8 @@ class PreparedExl3:
         svh_N: [N] fp32.
         bias_N: [N] fp32, or None.
         rotation: [128, 128] fp32 on the same device.
+        in_features: K.
+        out_features: N.
     """
 
     suh_K: Tensor
@@ -98,16 +100,8 @@ class PreparedExl3:
     svh_N: Tensor
     bias_N: Tensor | None
     rotation: Tensor
-
-    @property
-    def in_features(self) -> int:
-        """Inputs K."""
-        return self.weight_KN.shape[0]
-
-    @property
-    def out_features(self) -> int:
-        """Outputs N."""
-        return self.weight_KN.shape[1]
+    in_features: int
+    out_features: int
 
 
 def prepare_exl3(matrix: Exl3Matrix) -> PreparedExl3:
@@ -118,6 +112,8 @@ def prepare_exl3(matrix: Exl3Matrix) -> PreparedExl3:
         svh_N=matrix.svh.float(),
         bias_N=None if matrix.bias is None else matrix.bias.float(),
         rotation=rotation_matrix(torch.float32, matrix.trellis.device),
+        in_features=matrix.in_features,
+        out_features=matrix.out_features,
     )
 
 

@@ -1,0 +1,104 @@
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from twinspark.cli import main
+from twinspark.cli.serve import base_url, bind
+from twinspark.errors import (
+    CapacityError,
+    ChecksumError,
+    ConfigError,
+    EngineDied,
+    RequestError,
+    TwinSparkError,
+)
+
+SLOW_MODULES = "torch numpy pydantic starlette uvicorn tokenizers openai httpx"
+
+
+def test_help_imports_nothing_slow() -> None:
+    code = (
+        "import sys, twinspark.cli.main\n"
+        f"found = [m for m in {SLOW_MODULES.split()} if m in sys.modules]\n"
+        "sys.exit(f'imported {found}' if found else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_names_the_commands() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "twinspark", "--help"], capture_output=True, text=True
+    )
+    assert done.returncode == 0
+    for command in ("serve", "chat", "logits", "demo"):
+        assert command in done.stdout
+    assert "engine-worker" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("x"), 2), (ChecksumError("x"), 2), (RequestError("x"), 2),
+        (CapacityError("x"), 1), (EngineDied("x"), 1), (KeyboardInterrupt(), 130),
+    ],
+)  # fmt: skip
+def test_exit_codes(error: BaseException, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(SystemExit) as caught:
+        main.run(fail)
+    assert caught.value.code == code
+    expected = "twinspark: x\n" if isinstance(error, TwinSparkError) else ""
+    assert capsys.readouterr() == ("", expected)
+
+
+def test_our_own_faults_keep_their_traceback() -> None:
+    with pytest.raises(ZeroDivisionError):
+        main.run(lambda: 1 / 0)
+
+
+def test_a_pack_that_is_not_there(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "twinspark", "serve", str(tmp_path / "no")],
+        capture_output=True, text=True, timeout=20,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr and str(tmp_path / "no") in done.stderr
+    assert done.stdout == ""
+
+
+def test_unknown_options_are_usage_errors() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "twinspark", "serve", "--colour"], capture_output=True, text=True
+    )
+    assert done.returncode == 2 and "--colour" in done.stderr
+
+
+def test_a_taken_port_is_refused_with_advice() -> None:
+    with bind("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        assert base_url(taken) == f"http://127.0.0.1:{port}"
+        with pytest.raises(ConfigError, match=f"port {port}.*--port"):
+            bind("127.0.0.1", port)
+
+
+def test_an_address_that_is_not_ours() -> None:
+    with pytest.raises(ConfigError, match=r"203\.0\.113\.1"):
+        bind("203.0.113.1", 0)
+    with pytest.raises(ConfigError, match=r"no\.such\.host\.invalid"):
+        bind("no.such.host.invalid", 0)
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")
+def test_ipv6_addresses_are_bracketed() -> None:
+    try:
+        listener = bind("::1", 0)
+    except ConfigError:
+        pytest.skip("no IPv6 loopback here")
+    with listener:
+        assert base_url(listener).startswith("http://[::1]:")
