@@ -7,7 +7,7 @@ Read next: `engine/host.py` (engine side), `server/link.py` (server side).
 
 import dataclasses
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -57,6 +57,8 @@ class GenerateRequest:
         prompt_ids: the whole prompt, at least one id.
         sampling: how to choose and when to stop.
         in_reasoning: the reply starts inside a thinking block, so stop strings sleep until it ends.
+        continues: the prompt ends with the client's own start of the reply, so line feeds at the
+            reply's front are text (and may match a stop string).
         return_token_ids: put the generated ids into the statistics.
     """
 
@@ -64,6 +66,7 @@ class GenerateRequest:
     prompt_ids: tuple[int, ...]
     sampling: Sampling = field(default_factory=Sampling)
     in_reasoning: bool = False
+    continues: bool = False
     return_token_ids: bool = False
 
 
@@ -190,10 +193,10 @@ class EngineClient(Protocol):
     def failure(self) -> str | None:
         """Why the engine is gone, or None while it lives."""
 
-    def generate(self, request: GenerateRequest) -> AsyncIterator[ReplyEvent]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplyEvent, None]:
         """Run a request; the last event is Finished or Failed.
 
-        Closing the iterator early, or cancelling the task that reads it, cancels the request.
+        Closing the generator early, or cancelling the task that reads it, cancels the request.
         """
 
 

@@ -20,6 +20,7 @@ KEEP = [
     r"f64\.p33\.(compressed|index_key)\.\d+",
     r"f64\.p33\.(window|draft_context|taps|draft_base|streams|pre)",
     r"bf16\.p(17|33|80)\.(streams|pre)",
+    r"f64_quirk\.p33\.decode_logits",
 ]
 
 

@@ -12,7 +12,9 @@ from twinspark.pack.weights import PackWeights
 @pytest.fixture(scope="module")
 def matrices():
     weights = PackWeights(open_pack(tiny.exl3_path()))
-    return [weights.linear("layers.0.attn.wq_b", cols=slice(256 * i, 256 * i + 256)) for i in (0, 1)]
+    return [
+        weights.linear("layers.0.attn.wq_b", cols=slice(256 * i, 256 * i + 256)) for i in (0, 1)
+    ]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

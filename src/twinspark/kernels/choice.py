@@ -25,7 +25,7 @@ _ROUNDS = 10
 # below the largest than their distance can never win, so its noise is not computed.
 _NOISE_SPAN = 26.2
 
-_BLOCK = 4096  # tokens a pass of the generator: its dozen arrays then stay in the cache
+_BLOCK = 8192  # tokens a pass of the generator: its dozen arrays then stay in the cache
 _WEIGHT_SCALE = 2.0**35  # 2^17 tokens of weight 1 still add up to less than 2^53
 _NUM_BUCKETS = 4096
 _BUCKETS_PER_UNIT = 128.0

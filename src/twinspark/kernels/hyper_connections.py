@@ -108,9 +108,9 @@ def mix_numpy(m_TM: Tensor, scale_3: Tensor, base_M: Tensor, *, iters: int, eps:
     comb = m[2 * streams :].reshape(streams, streams, m.shape[1])
     _sinkhorn(comb, iters, eps)
     return HyperMix(
-        _tokens_first(gates[:streams, :num] + gates.dtype.type(eps)),
-        _tokens_first(gates[streams:, :num] * gates.dtype.type(2)),
-        _tokens_first(comb[:, :, :num]),
+        _contiguous(gates[:streams, :num].T + gates.dtype.type(eps)),
+        _contiguous(gates[streams:, :num].T * gates.dtype.type(2)),
+        _contiguous(comb[:, :, :num].transpose(2, 0, 1)),
     )
 
 
@@ -133,8 +133,8 @@ def _sinkhorn(a: npt.NDArray[np.floating], iters: int, eps: float) -> None:
         divide(a, total, a)
 
 
-def _tokens_first(a: npt.NDArray[np.floating]) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(np.moveaxis(a, -1, 0)))
+def _contiguous(a: npt.NDArray[np.floating]) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(a))
 
 
 def collapse(x_TCD: Tensor, pre_TC: Tensor) -> Tensor:

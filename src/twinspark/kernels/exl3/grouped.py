@@ -18,7 +18,7 @@ from twinspark.kernels.exl3.hadamard import (
     rotate_tiles,
     rotation_matrix,
 )
-from twinspark.kernels.exl3.linear import CHUNK_INPUTS, Exl3Matrix, multiply_tile
+from twinspark.kernels.exl3.linear import CHUNK_INPUTS, Exl3Matrix, multiply_tile, round_half
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def exl3_grouped(
     if wide:
         used.copy_(hadamard128(used))
     else:
-        used.copy_(rotate_tiles(used, experts.rotation).half())
+        used.copy_(round_half(rotate_tiles(used, experts.rotation)))
     weights = [w.double() for w in experts.weights] if wide else experts.weights
     y = _multiply_groups(rows, ids, weights)
     y[count:] = 0

@@ -24,6 +24,7 @@ from twinspark.kernels.exl3.hadamard import (
 )
 
 CHUNK_INPUTS = 512
+HALF_MAX = 65504.0
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ def exl3_linear(
     if count == 0:
         return x_TK.new_empty((0, prepared.out_features), dtype=out_dtype)
     rotated = rotate_tiles(_scaled_rows(x_TK, prepared.suh_K), prepared.rotation)
-    rounded = rotated.half().float()
+    rounded = round_half(rotated)
     if rounded.shape[0] == TILE_ROWS:
         y = multiply_tile(rounded, prepared.weight_KN)
     else:
@@ -159,6 +160,15 @@ def exl3_linear(
     if prepared.bias_N is not None:
         y += prepared.bias_N
     return y.to(out_dtype)
+
+
+def round_half(rotated: Tensor) -> Tensor:
+    """The rotated input as fp32 holding fp16 values; consumes its argument.
+
+    Values beyond fp16 (draft taps are not normed and may be large) become +-65504, not infinity
+    (model specification, trap 21).
+    """
+    return rotated.clamp_(-HALF_MAX, HALF_MAX).half().float()
 
 
 def _scaled_rows(x_TK: Tensor, suh: Tensor) -> Tensor:

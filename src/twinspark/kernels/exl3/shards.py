@@ -9,7 +9,7 @@ from torch import Tensor
 
 from twinspark.kernels.exl3.grouped import PreparedExperts
 from twinspark.kernels.exl3.hadamard import TILE_ROWS, padded_rows, rotate_tiles, rotation_matrix
-from twinspark.kernels.exl3.linear import CHUNK_INPUTS, multiply_tile
+from twinspark.kernels.exl3.linear import CHUNK_INPUTS, multiply_tile, round_half
 
 
 def exl3_shards(x: Tensor, matrices: PreparedExperts) -> Tensor:
@@ -42,7 +42,7 @@ def exl3_shards(x: Tensor, matrices: PreparedExperts) -> Tensor:
     rotation = rotation_matrix(dtype, x.device) if wide else matrices.rotation
     rows = rotate_tiles(scaled.view(-1, inputs), rotation)
     if not wide:
-        rows = rows.half().float()
+        rows = round_half(rows)
     y = torch.empty(shards * padded, outputs, dtype=dtype, device=x.device)
     first = 0
     for weight in matrices.weights:

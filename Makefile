@@ -1,0 +1,62 @@
+# make demo     install, serve the demo pack, ask it a question, keep serving    (PORT=8000)
+# make test     install with test extras, then lint, types, import rules, all CPU tests
+# make lint format clean
+#
+# TORCH=cuda takes the CUDA build of torch that pip finds; the default pins the CPU build.
+
+PYTHON ?= python3
+PORT ?= 8000
+TORCH ?= cpu
+PYTEST_ARGS ?=
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+
+VENV := .venv
+BIN := $(VENV)/bin
+CONSTRAINTS := $(if $(filter cuda,$(TORCH)),,-c constraints-cpu.txt)
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --progress-bar off
+# One line a package instead of a screen; pip's errors and warnings pass.
+CONDENSE := awk '/^(Collecting|Building|Preparing|Installing collected|Successfully)/ \
+	{ sub(/ from .*/, ""); print "  " substr($$0, 1, 100); fflush(); next } \
+	/^(Requirement|Looking|Using|  |Downloading|Obtaining|Created|Stored|Attempting|Found)/ { next } \
+	{ print; fflush() }'
+
+.PHONY: demo test lint format clean
+
+demo: $(VENV)/.demo-$(TORCH)
+	@$(BIN)/twinspark demo --port $(PORT)
+
+test: $(VENV)/.dev-$(TORCH)
+	@echo "== ruff" && $(BIN)/ruff check . && $(BIN)/ruff format --check .
+	@echo "== mypy" && $(BIN)/mypy
+	@echo "== import rules" && $(BIN)/lint-imports
+	@echo "== sizes" && $(BIN)/python tools/size.py
+	@echo "== pytest" && $(BIN)/python -m pytest -q -m "not gpu and not multigpu and not slow" $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev-$(TORCH)
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+	@$(BIN)/python tools/size.py
+
+format: $(VENV)/.dev-$(TORCH)
+	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.pip:
+	@echo "== making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "== a pip that knows dependency groups" && $(PIP) --upgrade "pip>=25.1" | $(CONDENSE)
+	@touch $@
+
+$(VENV)/.demo-$(TORCH): $(VENV)/.pip pyproject.toml constraints-cpu.txt
+	@echo "== installing twinspark with torch for $(TORCH); the first time takes a few minutes"
+	@$(PIP) $(CONSTRAINTS) -e ".[demo]" | $(CONDENSE)
+	@touch $@
+
+$(VENV)/.dev-$(TORCH): $(VENV)/.pip pyproject.toml constraints-cpu.txt
+	@echo "== installing twinspark with torch for $(TORCH) and the test tools"
+	@$(PIP) $(CONSTRAINTS) -e ".[demo]" --group dev | $(CONDENSE)
+	@touch $@ $(VENV)/.demo-$(TORCH)

@@ -1,0 +1,132 @@
+"""The life of a server process: loading, serving, draining after a stop signal, the end.
+
+First signal: new work is refused, running replies get the grace time, then an error; the engine is
+ended and the process returns normally. Second signal: everything ends at once.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Generator
+
+import uvicorn
+import uvloop
+from starlette.applications import Starlette
+
+from twinspark.cli.console import LoadingLine, say
+from twinspark.errors import EngineDied
+from twinspark.server.link import EngineLink, EngineProcess
+from twinspark.server.state import ServerState
+
+KEEP_ALIVE_S = 75
+POLL_S = 0.05
+LAST_WORDS_S = 2
+EXIT_FORCED = 1
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class _HttpServer(uvicorn.Server):
+    """A uvicorn server that leaves signals to us."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+class ServerLife:
+    """Runs one server from a started engine process to the end."""
+
+    def __init__(
+        self, app: Starlette, process: EngineProcess, listener: socket.socket, loading: LoadingLine
+    ) -> None:
+        self._state: ServerState = app.state.server
+        self._process = process
+        self._listener = listener
+        self._loading = loading
+        self._stop: asyncio.Event = asyncio.Event()
+        self._http = _HttpServer(
+            uvicorn.Config(
+                app,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=LAST_WORDS_S,
+            )
+        )
+
+    def run(self, link: EngineLink, *, on_ready: Callable[[], None]) -> None:
+        """Serve until a stop signal; `on_ready` is called when the engine takes requests.
+
+        Raises:
+            EngineDied: the engine ended before it was ready.
+        """
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._main(link, on_ready))
+
+    async def _main(self, link: EngineLink, on_ready: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        for stop_signal in STOP_SIGNALS:
+            loop.add_signal_handler(stop_signal, self._on_signal)
+        await link.attach()
+        http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
+        try:
+            if await self._wait_until_ready(link):
+                on_ready()
+                await self._stop.wait()
+            await self._drain(link)
+        finally:
+            self._http.should_exit = True
+            await http
+            await link.close()
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            say("second signal: ending at once")
+            self._process.kill()
+            sys.stderr.flush()
+            os._exit(EXIT_FORCED)
+        self._stop.set()
+
+    async def _wait_until_ready(self, link: EngineLink) -> bool:
+        """Whether the engine became ready; False when a stop signal came first.
+
+        Raises:
+            EngineDied: the engine ended instead.
+        """
+        waits = [asyncio.ensure_future(e.wait()) for e in (link.settled, self._stop)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        self._loading.close()
+        if self._stop.is_set():
+            return False
+        if link.ready is None:
+            raise EngineDied(f"the model was not loaded: {link.failure}")
+        ready = link.ready
+        say(
+            f"ready after {ready.load_seconds:.1f} s: model {self._state.model_name}, "
+            f"{ready.num_slots} slots, context {ready.max_context_tokens} tokens"
+        )
+        return True
+
+    async def _drain(self, link: EngineLink) -> None:
+        self._state.is_draining = True
+        grace_s = self._state.config.shutdown_grace_s
+        num_open = len(self._state.open_replies)
+        say(f"stopping; {num_open} open replies get {grace_s:g} s" if num_open else "stopping")
+        await self._replies_end(grace_s)
+        link.fail_open("the server is shutting down", code="server_restarting")
+        await self._replies_end(LAST_WORDS_S)
+
+    async def _replies_end(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while self._state.open_replies and time.monotonic() < deadline:
+            await asyncio.sleep(POLL_S)

@@ -1,0 +1,66 @@
+"""The `twinspark` command: names the subcommands and turns errors into messages and exit codes.
+
+Subcommands import what is slow (torch, the HTTP stack) inside their bodies, so that help is quick.
+Exit codes: 0 well, 1 failed, 2 a pack, a setting or a request that cannot be used, 130 Ctrl-C.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from twinspark.version import VERSION
+from twinspark.cli import bench, chat, demo, inspect, logits, serve, worker
+from twinspark.errors import ConfigError, PackError, RequestError, TwinSparkError
+
+EXIT_FAILED = 1
+EXIT_UNUSABLE = 2
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(
+    name="twinspark",
+    help="An exact inference engine and server for DeepSeek-V4.1-Flash EXL3 packs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"twinspark {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """An exact inference engine and server for DeepSeek-V4.1-Flash EXL3 packs."""
+
+
+for command in (chat, serve, inspect, bench, demo, worker):
+    command.register(app)
+app.command("logits")(logits.logits)
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    run(app)
+
+
+def run(command: Callable[[], object]) -> None:
+    """Run something; errors raised on purpose become one message and an exit code."""
+    try:
+        command()
+    except TwinSparkError as error:
+        print(f"twinspark: {error}", file=sys.stderr)
+        unusable = isinstance(error, PackError | ConfigError | RequestError)
+        sys.exit(EXIT_UNUSABLE if unusable else EXIT_FAILED)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)

@@ -1,0 +1,190 @@
+"""`twinspark serve`: checks the pack, starts the engine process, serves HTTP, stops in order.
+
+The only place where server and engine meet. The order is: pack checked (no torch), port bound,
+engine started, HTTP stack imported while the engine loads. Read next: `server/app.py`,
+`server/link.py`.
+"""
+
+import dataclasses
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from twinspark.cli.console import LoadingLine, say
+from twinspark.cli.logs import set_up_logging
+from twinspark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from twinspark.config.engine import EngineConfig
+    from twinspark.config.server import ServerConfig
+    from twinspark.pack.reader import Pack
+    from twinspark.server.link import EngineProcess
+
+LISTEN_BACKLOG = 2048
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("serve")(serve)
+
+
+def serve(
+    pack: Annotated[
+        Path | None, typer.Argument(help="Folder of the pack. Default: the demo pack.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to bind [127.0.0.1].")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one [8000].")] = None,
+    model_name: Annotated[
+        str | None, typer.Option(help="Name that clients see [the pack's folder].")
+    ] = None,
+    slots: Annotated[int | None, typer.Option(help="Replies at the same time [4].")] = None,
+    max_context: Annotated[
+        int | None, typer.Option(help="Longest prompt plus reply, in tokens.")
+    ] = None,
+    draft: Annotated[
+        bool | None, typer.Option("--draft/--no-draft", help="Use the draft blocks [on].")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads of the engine.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Default for requests that give none.")
+    ] = None,
+    keepalive: Annotated[
+        float | None, typer.Option(help="Seconds between comments of a waiting stream [15].")
+    ] = None,
+    grace: Annotated[
+        float | None, typer.Option(help="Seconds running replies get after Ctrl-C [5].")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="Settings file (TOML).")] = None,
+) -> None:
+    """Serve a pack over the OpenAI API."""
+    from twinspark.config.engine import EngineConfig
+    from twinspark.config.load import make_settings, read_sources
+    from twinspark.config.paths import demo_pack_path
+    from twinspark.config.server import SamplingDefaults, ServerConfig
+    from twinspark.pack.reader import open_pack
+
+    sources = read_sources(config)
+    server_flags: dict[str, Any] = {
+        "host": host, "port": port, "model_name": model_name, "keepalive_s": keepalive,
+        "shutdown_grace_s": grace,
+    }  # fmt: skip
+    if temperature is not None:
+        server_flags["sampling"] = SamplingDefaults(temperature=temperature)
+    server_config = make_settings(ServerConfig, "server", sources, server_flags)
+    engine_flags = {
+        "slots": slots, "max_context_tokens": max_context, "draft": draft, "threads": threads,
+    }  # fmt: skip
+    engine_config = make_settings(EngineConfig, "engine", sources, engine_flags)
+    path = demo_pack_path() if pack is None else pack
+    opened = open_pack(path)
+    run_server(opened, server_config, engine_config, log_level=sources.log_level)
+
+
+def run_server(
+    pack: "Pack",
+    config: "ServerConfig",
+    engine_config: "EngineConfig",
+    *,
+    log_level: str,
+    on_ready: Callable[[str], None] | None = None,
+) -> None:
+    """Serve until a stop signal.
+
+    Args:
+        pack: a checked pack.
+        config: the server's settings.
+        engine_config: the engine's.
+        log_level: debug, info, warning or error.
+        on_ready: called once with the server's address; must return at once.
+
+    Raises:
+        ConfigError: the address cannot be bound, or a file of the pack cannot be used.
+        EngineDied: the engine ended before it was ready.
+    """
+    set_up_logging(log_level)
+    listener = bind(config.host, config.port)
+    with listener:
+        from twinspark.server.link import EngineProcess
+
+        process = EngineProcess(lambda fd: worker_command(pack.path, engine_config, log_level, fd))
+        try:
+            _serve_http(pack, config, process, listener, on_ready)
+        finally:
+            process.end()
+
+
+def _serve_http(
+    pack: "Pack",
+    config: "ServerConfig",
+    process: "EngineProcess",
+    listener: socket.socket,
+    on_ready: Callable[[str], None] | None,
+) -> None:
+    from twinspark.cli.lifecycle import ServerLife
+    from twinspark.server.app import build_app
+    from twinspark.server.link import EngineLink
+    from twinspark.text.tokenizer import Tokenizer
+
+    url = base_url(listener)
+    say(f"listening on {url} (GET /health says when the model is ready)")
+    if not config.is_loopback:
+        say(f"WARNING: {config.host} is open to other machines, and no key is asked for")
+    loading = LoadingLine()
+    link = EngineLink(process, on_loading=loading.show)
+    app = build_app(
+        config,
+        link,
+        Tokenizer.from_file(pack.tokenizer_path),
+        model_name=config.model_name or pack.path.resolve().name,
+        defaults=config.sampling.over(pack.generation_config),
+    )
+    life = ServerLife(app, process, listener, loading)
+    life.run(link, on_ready=lambda: on_ready(url) if on_ready else None)
+
+
+def worker_command(pack: Path, engine_config: "EngineConfig", log_level: str, fd: int) -> list[str]:
+    """Arguments of the engine process."""
+    settings = json.dumps(dataclasses.asdict(engine_config))
+    return [
+        sys.executable, "-m", "twinspark", "engine-worker", str(pack),
+        "--fd", str(fd), "--parent", str(os.getpid()), "--log-level", log_level,
+        "--settings", settings,
+    ]  # fmt: skip
+
+
+def base_url(listener: socket.socket) -> str:
+    """The address of a bound socket as clients write it."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket bound to the address, not yet listening for HTTP.
+
+    Raises:
+        ConfigError: the address is taken or not ours.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"cannot use the address {host!r}: {error}") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(LISTEN_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on {host} port {port}: {error.strerror}; choose another with --port, "
+            "0 takes a free one"
+        ) from error
+    return listener

@@ -1,0 +1,52 @@
+"""The hidden `engine-worker` command: the engine process that `twinspark serve` starts.
+
+It inherits one end of a socket pair and ends when the other end closes or its parent dies. Read
+next: `engine/host.py`.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+PR_SET_PDEATHSIG = 1
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("engine-worker", hidden=True)(engine_worker)
+
+
+def engine_worker(
+    pack: Annotated[Path, typer.Argument(help="Folder of the pack.")],
+    fd: Annotated[int, typer.Option(help="Descriptor of the inherited socket.")],
+    parent: Annotated[int, typer.Option(help="Process id of the server.")],
+    log_level: Annotated[str, typer.Option(help="As TWINSPARK_LOG_LEVEL.")] = "info",
+    settings: Annotated[str, typer.Option(help="Engine settings as JSON.")] = "{}",
+) -> None:
+    """Run the engine of a server; started by `serve`, not by hand."""
+    die_with_parent(parent)
+    from twinspark.cli.logs import set_up_logging
+    from twinspark.config.engine import EngineConfig
+    from twinspark.engine.host import run_host
+    from twinspark.engine.startup import load_engine
+
+    set_up_logging(log_level)
+    config = EngineConfig(**json.loads(settings))
+    run_host(socket.socket(fileno=fd), lambda report: load_engine(pack, config, on_progress=report))
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when its parent dies, even while a model loads."""
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(1)

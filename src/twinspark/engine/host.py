@@ -1,0 +1,205 @@
+"""The engine's process: messages in from a socket, rounds, messages out.
+
+One thread reads the socket, the main thread runs the engine; one write a round. The process ends
+when the socket closes (the parent is gone), on Shutdown and on SIGTERM; SIGINT is the parent's.
+Read next: `messages.py` (what travels), `server/link.py` (the other end).
+"""
+
+import logging
+import os
+import queue
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+from types import FrameType
+
+from twinspark.engine.core import Engine, failure_of
+from twinspark.engine.startup import LoadedEngine, OnProgress
+from twinspark.errors import CapacityError, EngineDied, FormatError, RequestError
+from twinspark.messages import (
+    Cancel,
+    Command,
+    Event,
+    FrameReader,
+    GenerateRequest,
+    Loading,
+    Ready,
+    Shutdown,
+    pack_message,
+)
+
+READ_BYTES = 1 << 18
+STATUS_GAP_S = 0.25
+ORPHAN_GRACE_S = 10.0
+EXIT_ORPHANED = 70
+
+logger = logging.getLogger(__name__)
+
+
+def run_host(sock: socket.socket, load: Callable[[OnProgress], LoadedEngine]) -> None:
+    """Load an engine and serve it over a socket until that closes.
+
+    Args:
+        sock: a connected stream socket; closed on return.
+        load: makes the engine, reporting progress to what it is given.
+
+    Raises:
+        TwinSparkError: the engine could not be loaded.
+        Exception: what ended the engine; every open request was answered before.
+    """
+    inbox = Inbox(sock)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, inbox.on_signal)
+    inbox.start()
+    outbox = Outbox(sock)
+    try:
+        loaded = load(lambda phase, fraction: _report(phase, fraction, inbox, outbox))
+        outbox.send(
+            Ready(
+                model_name=loaded.model_name,
+                vocab_size=loaded.engine.vocab_size,
+                max_context_tokens=loaded.engine.context_tokens,
+                num_slots=loaded.engine.config.slots,
+                load_seconds=loaded.load_seconds,
+            )
+        )
+        serve(loaded.engine, inbox, outbox)
+    except _PeerGone:
+        logger.info("the server is gone; the engine ends")
+    finally:
+        inbox.finished.set()
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+        sock.close()
+
+
+def serve(engine: Engine, inbox: "Inbox", outbox: "Outbox") -> None:
+    """Run rounds until the inbox closes; every open request has been answered on return."""
+    reason = "the engine failed; its log has the cause"
+    next_status_s = 0.0
+    try:
+        while True:
+            commands = inbox.take(wait=not engine.has_work)
+            events = _obey(engine, commands)
+            if inbox.closing:
+                reason = "the engine is shutting down"
+                outbox.send(*events)
+                return
+            if engine.has_work:
+                events += engine.step()
+            if monotonic() >= next_status_s or not engine.has_work:
+                events.append(engine.status)
+                next_status_s = monotonic() + STATUS_GAP_S
+            outbox.send(*events)
+    finally:
+        with suppress(_PeerGone):
+            outbox.send(*engine.fail_all(reason, code="engine_ended"))
+
+
+def _obey(engine: Engine, commands: list[Command]) -> list[Event]:
+    events: list[Event] = []
+    for command in commands:
+        match command:
+            case GenerateRequest():
+                try:
+                    engine.submit(command)
+                except (RequestError, CapacityError) as error:
+                    events.append(failure_of(command.request_id, error))
+            case Cancel():
+                engine.cancel(command.request_id)
+            case Shutdown():
+                pass  # the inbox has noted it
+    return events
+
+
+def _report(phase: str, fraction: float, inbox: "Inbox", outbox: "Outbox") -> None:
+    if inbox.closing:
+        raise _PeerGone
+    outbox.send(Loading(phase=phase, fraction=fraction))
+
+
+class _PeerGone(EngineDied):
+    """Nobody listens any more, or the end was asked for."""
+
+
+class Inbox:
+    """Commands as they arrive, read by a thread of its own.
+
+    Attributes:
+        closing: the socket has closed, or Shutdown or SIGTERM came.
+        finished: set by the main thread when it is done.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.closing = False
+        self.finished = threading.Event()
+        self._sock = sock
+        self._queue: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, name="engine-inbox", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._reader.start()
+
+    def take(self, *, wait: bool) -> list[Command]:
+        """Everything that has arrived; with `wait`, at least one thing or the end."""
+        commands: list[Command] = []
+        while True:
+            try:
+                command = self._queue.get(block=wait)
+            except queue.Empty:
+                return commands
+            if command is None:
+                return commands
+            commands.append(command)
+            wait = False
+
+    def on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        """Ask for the end; safe inside a signal handler."""
+        self._close()
+
+    def _close(self) -> None:
+        self.closing = True
+        self._queue.put(None)
+
+    def _read(self) -> None:
+        """Until the socket closes; then make sure that the process ends, whatever it is doing."""
+        frames = FrameReader()
+        try:
+            while data := self._sock.recv(READ_BYTES):
+                for message in frames.feed(data):
+                    if isinstance(message, Shutdown):
+                        self._close()
+                    elif isinstance(message, GenerateRequest | Cancel):
+                        self._queue.put(message)
+                    else:
+                        raise FormatError(f"a {type(message).__name__} is no command")
+        except (OSError, FormatError) as error:
+            if not self.finished.is_set():
+                logger.error("the connection to the server broke: %s", error)
+        self._close()
+        if not self.finished.wait(ORPHAN_GRACE_S):
+            os._exit(EXIT_ORPHANED)
+
+
+class Outbox:
+    """Writes events to the socket, all of a round at once."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def send(self, *events: Event) -> None:
+        """Write events.
+
+        Raises:
+            EngineDied: nobody reads any more.
+        """
+        if not events:
+            return
+        try:
+            self._sock.sendall(b"".join(map(pack_message, events)))
+        except OSError as error:
+            raise _PeerGone(f"cannot write to the server: {error}") from error

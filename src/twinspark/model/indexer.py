@@ -1,0 +1,144 @@
+"""The indexer of an index source: which long-range entries each row reads.
+
+Owns scores, candidates and selection of one layer (model specification 3.6, 3.7); ops are in
+`kernels/index_select.py`. Letters: T rows, N index heads, H index head size, L entries, K selected.
+Read next: `csa.py`.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from twinspark.cache.layout import ENTRY_BLOCK
+from twinspark.cache.view import Caches
+from twinspark.kernels.elementwise import compute_dtype
+from twinspark.kernels.index_select import candidate_blocks, index_scores, select_topk
+from twinspark.kernels.rounding import qdq4x32
+from twinspark.model.linear import ModelLoader
+from twinspark.model.rows import Rows
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What one index source chose, for the rows of the call that are still running.
+
+    Attributes:
+        entries_TK: ascending, -1 padding last.
+        valid_TK: entries_TK >= 0.
+        rows_TKH: the compressed rows themselves, read once for all layers that share them.
+    """
+
+    entries_TK: Tensor
+    valid_TK: Tensor
+    rows_TKH: Tensor
+
+    def narrow(self, places: Tensor) -> "Selection":
+        """Keep the rows at `places`."""
+        return Selection(self.entries_TK[places], self.valid_TK[places], self.rows_TKH[places])
+
+
+@dataclass
+class CallState:
+    """Scratch of one forward call; nothing here outlives it (model specification 4.1).
+
+    Attributes:
+        selections: newest selection by index source.
+        candidates: the candidate source's block mask by slot, one row a running row of the slot.
+    """
+
+    selections: dict[int, Selection] = field(default_factory=dict)
+    candidates: dict[int, Tensor] = field(default_factory=dict)
+
+    def narrow(self, places: Tensor, kept: Rows) -> None:
+        """Keep what the remaining rows need; a slot's remaining rows are its last ones."""
+        self.selections = {k: s.narrow(places) for k, s in self.selections.items()}
+        counts = {s.slot: s.count for s in kept.segments}
+        self.candidates = {
+            slot: mask[len(mask) - counts[slot] :]
+            for slot, mask in self.candidates.items()
+            if slot in counts
+        }
+
+
+class Indexer:
+    """Weights of one index source; keys are its kv source's."""
+
+    def __init__(self, loader: ModelLoader, layer: int) -> None:
+        """Load the indexer of backbone layer `layer`."""
+        config, prefix = loader.config, f"layers.{layer}.attn.indexer"
+        self._config = config
+        self.layer = layer
+        self.source = config.kv_source(layer)
+        self.ratio = config.ratio(layer)
+        self._inv_freq = loader.inv_freq(self.ratio)
+        self._wq_b = loader.linear(f"{prefix}.wq_b")
+        self._weights_proj = loader.plain_linear(f"{prefix}.weights_proj.weight")
+
+    def select(
+        self, x_TD: Tensor, qr_TR: Tensor, rows: Rows, caches: Caches, call: CallState
+    ) -> Tensor:
+        """Entries of every row, [T, K] ascending, -1 padding last.
+
+        A slot whose rows all see at most K entries takes them all, unscored: the result is the
+        same (model specification 3.6).
+        """
+        limit = self._config.index_topk
+        visible_T = rows.visible_T(self.ratio)
+        places_K = torch.arange(limit)
+        entries_TK = torch.where(places_K < visible_T[:, None], places_K, -1)
+        query = None
+        first_row = 0
+        for segment in rows.segments:
+            part = slice(first_row, first_row + segment.count)
+            first_row += segment.count
+            longest = (segment.first + segment.count) // self.ratio
+            if longest <= limit:
+                continue
+            if query is None:
+                query = self._query(x_TD, qr_TR, rows)
+            entries_TK[part] = self._select_slot(
+                query[0][part], query[1][part], visible_T[part], segment.slot, longest,
+                caches, call,
+            )  # fmt: skip
+        return entries_TK
+
+    def _query(self, x_TD: Tensor, qr_TR: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+        config = self._config
+        q_TNH = self._wq_b(qr_TR).view(len(rows), config.index_n_heads, config.index_head_dim)
+        q_TNH = qdq4x32(rows.angles(self._inv_freq).rotate(q_TNH))
+        # rounded twice, as the reference does (model specification 3.6)
+        w_TN = self._weights_proj(x_TD)
+        w_TN = (w_TN.to(compute_dtype(w_TN.dtype)) * config.index_scale).to(w_TN.dtype)
+        return q_TNH, w_TN
+
+    def _select_slot(
+        self,
+        q_TNH: Tensor,
+        w_TN: Tensor,
+        visible_T: Tensor,
+        slot: int,
+        longest: int,
+        caches: Caches,
+        call: CallState,
+    ) -> Tensor:
+        config = self._config
+        count = -(-longest // ENTRY_BLOCK) * ENTRY_BLOCK
+        first = slot * caches.layout.entries(self.ratio)
+        keys_LH = caches.keys(self.source).read_range(first, count)
+        scores_TL = index_scores(q_TNH, w_TN, keys_LH)
+        if self.layer == config.candidate_source_layer_id:
+            call.candidates[slot] = candidate_blocks(
+                scores_TL,
+                visible_T,
+                block_size=config.candidate_block_size,
+                top_blocks=config.candidate_topk_blocks,
+            )
+        mask = call.candidates[slot] if config.uses_candidates(self.layer) else None
+        return select_topk(
+            scores_TL,
+            visible_T,
+            config.index_topk,
+            block_mask=mask,
+            block_size=config.candidate_block_size,
+        )

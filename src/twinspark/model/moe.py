@@ -1,0 +1,145 @@
+"""Mixture of experts of one layer: router, routed experts, shared expert.
+
+Owns the order of every sum (model specification 3.10, design D17): within a virtual shard, routed
+experts in ascending id, the shared one last, in fp32, rounded once; then the shards ascending. The
+routing weight is multiplied in before w2. Letters: T tokens, D hidden, I intermediate (of a
+shard), E experts, A active experts, P token-expert pairs, S shards. Read next: `experts.py`,
+`kernels/router.py`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from twinspark.distributed.collectives import sum_shards
+from twinspark.kernels.elementwise import silu
+from twinspark.kernels.router import route
+from twinspark.model.experts import ExpertBank
+from twinspark.model.linear import ModelLoader, shard_slice
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Which expert runs on which row: routed pairs by ascending expert, then the shared expert.
+
+    Attributes:
+        tokens_P: row of each pair.
+        experts_P: its expert, ascending; E is the shared one.
+        weights_P1: routing weight, 1 for the shared expert, fp32.
+        places_TA: where each row's routed pairs are, by ascending expert.
+    """
+
+    tokens_P: Tensor
+    experts_P: Tensor
+    weights_P1: Tensor
+    places_TA: Tensor
+
+
+def pair_up(expert_ids_TA: Tensor, weights_TA: Tensor, num_experts: int) -> Pairs:
+    """List the pairs of a call. Each row's ids ascend."""
+    num, active = expert_ids_TA.shape
+    flat = expert_ids_TA.reshape(-1)
+    order = torch.sort(flat, stable=True).indices
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order))
+    everyone = torch.arange(num)
+    ones = weights_TA.new_ones(num)
+    return Pairs(
+        tokens_P=torch.cat([order // active, everyone]),
+        experts_P=torch.cat([flat[order], torch.full_like(everyone, num_experts)]),
+        weights_P1=torch.cat([weights_TA.reshape(-1)[order], ones])[:, None],
+        places_TA=places.view(num, active),
+    )
+
+
+class _ShardExperts:
+    """All experts of consecutive virtual shards that have one width."""
+
+    def __init__(self, loader: ModelLoader, prefix: str, num_experts: int, shards: Sequence[int]):
+        names = [f"{prefix}.experts.{e}" for e in range(num_experts)]
+        names.append(f"{prefix}.shared_experts")
+        size, total = loader.config.moe_intermediate_size, loader.virtual_shards
+        parts = [shard_slice(size, total, s) for s in shards]
+        self.num_shards = len(parts)
+        self._per_shard = len(names)
+        self._limit = loader.config.swiglu_limit
+        self._gate_up = ExpertBank(
+            loader,
+            [
+                loader.matrix(f"{name}.{w}", cols=part)
+                for w in ("w1", "w3")
+                for part in parts
+                for name in names
+            ],
+        )
+        self._down = ExpertBank(
+            loader, [loader.matrix(f"{name}.w2", rows=part) for part in parts for name in names]
+        )
+
+    def __call__(self, x_TD: Tensor, pairs: Pairs) -> list[Tensor]:
+        """Each shard's sum over experts, [T, D] fp32."""
+        shards, num_pairs = self.num_shards, len(pairs.experts_P)
+        offsets = torch.arange(2 * shards)[:, None] * self._per_shard
+        ids = (offsets + pairs.experts_P).view(-1)
+        x_PD = x_TD[pairs.tokens_P]
+        hidden = self._gate_up(x_PD.repeat(2 * shards, 1), ids)
+        # w1 and w3 outputs are bf16 values (3.10)
+        gate, up = hidden.to(x_TD.dtype).to(hidden.dtype).view(2, shards, num_pairs, -1)
+        act = silu(gate.clamp(max=self._limit)) * up.clamp(-self._limit, self._limit)
+        act = (pairs.weights_P1 * act).to(x_TD.dtype)
+        y = self._down(act.view(shards * num_pairs, -1), ids[: shards * num_pairs])
+        return [self._sum(part, pairs) for part in y.view(shards, num_pairs, -1)]
+
+    @staticmethod
+    def _sum(y_PD: Tensor, pairs: Pairs) -> Tensor:
+        num, active = pairs.places_TA.shape
+        routed = y_PD[pairs.places_TA.t().reshape(-1)].view(active, num, -1)
+        total_TD = routed[0]
+        for expert in routed[1:]:
+            total_TD = total_TD + expert
+        return total_TD + y_PD[num * active :]
+
+
+class MoE:
+    """The feed-forward part of one layer or draft block."""
+
+    def __init__(self, loader: ModelLoader, prefix: str, layer: int) -> None:
+        """Load `{prefix}.*` (layers.L.ffn or mtp.i.ffn); `layer` counts draft blocks on."""
+        config = loader.config
+        self._config = config
+        self._num_experts = config.num_experts(layer)
+        self._active = config.experts_per_token(layer)
+        self._group = loader.group
+        self._gate = loader.plain_linear(f"{prefix}.gate.weight")
+        self._bias_E = loader.plain(f"{prefix}.gate.bias")
+        # packs without an image bias route images as text (model specification, section 9)
+        image_bias = f"{prefix}.gate.bias_vl"
+        self._image_bias_E = loader.plain(image_bias) if loader.has(image_bias) else self._bias_E
+        size, total = config.moe_intermediate_size, loader.virtual_shards
+        widths = groupby(loader.shards, key=lambda s: _width(shard_slice(size, total, s)))
+        self._experts = [
+            _ShardExperts(loader, prefix, self._num_experts, list(run)) for _, run in widths
+        ]
+
+    def __call__(self, x_TD: Tensor, image_T: Tensor | None = None) -> Tensor:
+        """[T, D] in the dtype of x; rows of image spans are routed by their own bias."""
+        config = self._config
+        logits_TE = self._gate.wide(x_TD)
+        if config.gate_temp != 1.0:
+            logits_TE = logits_TE / config.gate_temp
+        bias = self._bias_E
+        if image_T is not None:
+            bias = torch.where(image_T[:, None], self._image_bias_E, bias)
+        ids_TA, weights_TA = route(
+            logits_TE, bias, k=self._active, scale=config.routed_scaling_factor
+        )
+        pairs = pair_up(ids_TA, weights_TA, self._num_experts)
+        partials = [part for shards in self._experts for part in shards(x_TD, pairs)]
+        return sum_shards(partials, self._group, x_TD.dtype)
+
+
+def _width(part: slice) -> int:
+    return int(part.stop - part.start)

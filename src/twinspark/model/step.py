@@ -1,0 +1,85 @@
+"""What crosses the line between the engine and the model: steps in, logits and drafts out.
+
+A row is (slot, position, token). The model keeps nothing between steps but what is in the caches.
+Read next: `transformer.py`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor
+
+PrefillMode = Literal["full", "cone", "replay"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """Consecutive positions of one slot.
+
+    Attributes:
+        slot: whose state.
+        first: position of the first row.
+        count: rows, at least 1.
+        prompt_end: length of the whole prompt when these are prompt rows, else None. The modes
+            "cone" and "replay" need it.
+        mode: which rows of a prompt run through layers F.. (model specification, section 6).
+    """
+
+    slot: int
+    first: int
+    count: int
+    prompt_end: int | None = None
+    mode: PrefillMode = "full"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepInput:
+    """One forward pass over the rows of several spans.
+
+    Attributes:
+        spans: at most one a slot.
+        ids_T: tokens of all rows, span after span.
+        history: per span the ids just before its first row, at most the last
+            engram_max_ngram_size - 1 of them are read, oldest first; fewer at a request's start.
+        logit_rows: rows (numbers into ids_T) whose logits are wanted.
+    """
+
+    spans: tuple[Span, ...]
+    ids_T: list[int]
+    history: tuple[tuple[int, ...], ...]
+    logit_rows: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOutput:
+    """What a step gives back.
+
+    Attributes:
+        logits_RV: fp32 (fp64 for float64 models), one row an entry of `rows`.
+        rows: the wanted rows that have logits; cone and replay skip others.
+    """
+
+    logits_RV: Tensor
+    rows: list[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftRequest:
+    """Draft what follows `token`, which will take `position`; all before it is processed."""
+
+    slot: int
+    position: int
+    token: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftResult:
+    """Drafts of one request, for positions position+1 onwards.
+
+    Attributes:
+        tokens: dspark_block_size drafts.
+        confidence: raw logits that the draft is accepted, given that all before it are.
+    """
+
+    tokens: list[int]
+    confidence: list[float]

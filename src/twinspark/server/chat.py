@@ -1,0 +1,242 @@
+"""The chat completions route: body to request, engine events to a reply.
+
+One `ChatReply` lives from the parsed body to the last byte. It writes text with its own copy of the
+state machine that the engine ends replies with. Read next: `streaming.py`, `text/reply.py`.
+"""
+
+import logging
+import secrets
+import time
+from asyncio import to_thread
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from twinspark.messages import Failed, Finished, GenerateRequest, Ready, TokenDelta
+from twinspark.server.body import read_json_object
+from twinspark.server.chat_fields import ChatFields, ignored_fields, parse_chat_fields
+from twinspark.server.chat_replies import (
+    ReplyHead,
+    chunk,
+    reasoning_fields,
+    stats_of,
+    usage_chunk,
+    usage_of,
+    whole,
+)
+from twinspark.server.errors import bad_request, engine_gone, to_api_error
+from twinspark.server.state import ServerState
+from twinspark.server.streaming import EventStream, WholeReply, event
+from twinspark.text.reply import ReplyPiece, ReplyText
+from twinspark.text.template import ChatPrompt, render_request
+from twinspark.text.tokenizer import Tokenizer
+
+IGNORED_HEADER = "x-twinspark-ignored-fields"
+MAX_HEADER_CHARS = 1000
+THREAD_CHARS = 32 * 1024
+
+logger = logging.getLogger(__name__)
+
+
+async def chat_completions(request: Request) -> ASGIApp:
+    """Answer `POST .../chat/completions`.
+
+    Raises:
+        ApiError: the request is refused before any work.
+    """
+    arrived = time.monotonic()
+    state: ServerState = request.app.state.server
+    config = state.config
+    body = await read_json_object(
+        request, max_body_bytes=config.max_body_bytes, max_nesting=config.max_nesting
+    )
+    fields = parse_chat_fields(body)
+    prompt = render_request(body)
+    ready = state.require_ready()
+    prompt_ids = await encode_prompt(state.tokenizer, prompt)
+    limit = reply_limit(fields, len(prompt_ids), ready, config.default_max_tokens)
+    generate = GenerateRequest(
+        request_id=f"chatcmpl-{secrets.token_hex(12)}",
+        prompt_ids=tuple(prompt_ids),
+        sampling=fields.sampling(state.defaults, limit),
+        in_reasoning=prompt.in_reasoning,
+        continues=prompt.continues,
+        return_token_ids=bool(fields.return_token_ids),
+    )
+    reply = ChatReply(state, fields, generate, arrived)
+    headers = ignored_header(body)
+    if fields.stream:
+        return EventStream(reply.stream(), keepalive_s=config.keepalive_s, headers=headers)
+    return WholeReply(reply.collect(), headers=headers)
+
+
+async def encode_prompt(tokenizer: Tokenizer, prompt: ChatPrompt) -> list[int]:
+    """The prompt's ids; a long prompt is encoded in a thread, so that streams go on."""
+    if sum(len(segment.text) for segment in prompt.segments) > THREAD_CHARS:
+        return await to_thread(prompt.encode, tokenizer)
+    return prompt.encode(tokenizer)
+
+
+def reply_limit(
+    fields: ChatFields, prompt_tokens: int, ready: Ready, default_limit: int | None
+) -> int:
+    """Tokens the reply may take: what was asked, else the default capped to what is left.
+
+    Raises:
+        ApiError: 400 when prompt and reply do not fit the context together.
+    """
+    context = ready.max_context_tokens
+    room = context - prompt_tokens
+    asked, param = fields.reply_limit
+    wanted = asked or 1
+    if wanted > room:
+        raise bad_request(
+            f"This model's maximum context length is {context} tokens. However, you requested "
+            f"{prompt_tokens + wanted} tokens ({prompt_tokens} in the messages, {wanted} in the "
+            f"completion). Please reduce the length of the messages or {param}.",
+            param="messages",
+            code="context_length_exceeded",
+        )
+    return asked or min(default_limit or room, room)
+
+
+def ignored_header(body: Mapping[str, Any]) -> dict[str, str]:
+    """The reply header that names fields without effect; empty when there are none."""
+    names = ", ".join(quote(name, safe="._-[]") for name in ignored_fields(body))
+    return {IGNORED_HEADER: names[:MAX_HEADER_CHARS]} if names else {}
+
+
+class ChatReply:
+    """One reply: runs the request and shapes what comes back."""
+
+    def __init__(
+        self, state: ServerState, fields: ChatFields, request: GenerateRequest, arrived: float
+    ) -> None:
+        self._state = state
+        self._fields = fields
+        self._request = request
+        self._arrived = arrived
+        self._head = ReplyHead(
+            reply_id=request.request_id, created=int(time.time()), model=state.model_name
+        )
+        self._text = ReplyText(
+            state.tokenizer,
+            in_reasoning=request.in_reasoning,
+            stop=request.sampling.stop,
+            continues=request.continues,
+            ignore_eos=request.sampling.ignore_eos,
+        )
+        self._first_token_ms = 0.0
+        self._has_content = False
+        self._finished: Finished | None = None
+
+    async def collect(self) -> dict[str, Any]:
+        """The whole reply as one object.
+
+        Raises:
+            ApiError: the engine failed the request.
+        """
+        reasoning: list[str] = []
+        content: list[str] = []
+        async with aclosing(self._pieces()) as pieces:
+            async for piece in pieces:
+                reasoning.append(piece.reasoning)
+                content.append(piece.content)
+        reply = whole(
+            self._head,
+            content="".join(content),
+            reasoning="".join(reasoning),
+            finish_reason=self._outcome.reason,
+            usage=self._usage(),
+        )
+        return reply | {"stats": self._stats()}
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """The reply as framed events: role, deltas, finish and, when asked for, usage.
+
+        Raises:
+            ApiError: the engine failed the request.
+        """
+        has_usage = self._fields.include_usage
+        nothing_yet = {"usage": None} if has_usage else {}
+
+        def framed(delta: dict[str, Any], **more: Any) -> bytes:
+            return event(chunk(self._head, delta, **more) | nothing_yet)
+
+        is_first = True
+        async with aclosing(self._pieces()) as pieces:
+            async for piece in pieces:
+                if is_first:
+                    yield framed({"role": "assistant", "content": ""})
+                    is_first = False
+                if piece.reasoning:
+                    yield framed(reasoning_fields(piece.reasoning))
+                if piece.content:
+                    yield framed({"content": piece.content})
+        last = chunk(self._head, {}, finish_reason=self._outcome.reason) | nothing_yet
+        stats = {"stats": self._stats()}
+        yield event(last if has_usage else last | stats)
+        if has_usage:
+            yield event(usage_chunk(self._head, self._usage()) | stats)
+
+    async def _pieces(self) -> AsyncGenerator[ReplyPiece, None]:
+        request_id = self._request.request_id
+        self._state.open_replies.add(request_id)
+        self._state.num_replies += 1
+        outcome = "client left"
+        try:
+            async with aclosing(self._state.engine.generate(self._request)) as events:
+                async for message in events:
+                    if isinstance(message, TokenDelta):
+                        self._first_token_ms = self._first_token_ms or self._elapsed_ms()
+                        yield self._note(self._text.feed(message.token_ids))
+                    elif isinstance(message, Failed):
+                        outcome = f"failed ({message.kind}): {message.message}"
+                        raise to_api_error(message)
+                    else:
+                        self._finished = message
+                        outcome = message.reason
+            if self._finished is None:
+                outcome = "engine gone"
+                raise engine_gone(self._state.engine.failure or "it ended the reply early")
+            yield self._note(self._text.finish())
+        finally:
+            self._state.open_replies.discard(request_id)
+            self._log(outcome)
+
+    def _note(self, piece: ReplyPiece) -> ReplyPiece:
+        self._has_content = self._has_content or bool(piece.content)
+        return piece
+
+    @property
+    def _outcome(self) -> Finished:
+        assert self._finished is not None
+        return self._finished
+
+    def _usage(self) -> dict[str, Any]:
+        return usage_of(self._outcome.stats, self._text.reasoning_tokens)
+
+    def _stats(self) -> dict[str, Any]:
+        return stats_of(
+            self._outcome, is_empty=not self._has_content, first_token_ms=self._first_token_ms
+        )
+
+    def _elapsed_ms(self) -> float:
+        return (time.monotonic() - self._arrived) * 1000
+
+    def _log(self, outcome: str) -> None:
+        stats = self._finished.stats if self._finished else None
+        logger.info(
+            "%s %s: prompt=%d completion=%d rounds=%d first_ms=%.0f total_ms=%.0f",
+            self._request.request_id,
+            outcome,
+            len(self._request.prompt_ids),
+            stats.completion_tokens if stats else 0,
+            stats.rounds if stats else 0,
+            self._first_token_ms,
+            self._elapsed_ms(),
+        )

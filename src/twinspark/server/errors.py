@@ -1,0 +1,115 @@
+"""Refusals and failures as clients see them: a status and OpenAI's error body.
+
+`ApiError` is what the server's own code raises; `to_api_error` turns the package's errors and the
+engine's `Failed` into one. Read next: `app.py` (who catches them), `streaming.py` (mid-stream).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import Response
+
+from twinspark.errors import CapacityError, EngineDied, RequestError, TwinSparkError
+from twinspark.messages import Failed
+from twinspark.server.json_response import JsonResponse
+
+LOADING_RETRY_S = 1
+CAPACITY_RETRY_S = 5
+RESTART_RETRY_S = 30
+
+
+class ApiError(Exception):
+    """A request that ends with an error status.
+
+    Attributes:
+        status: HTTP status, used while no byte of the reply has been sent.
+        kind: the `type` of the body: "invalid_request_error" or "server_error".
+        param: the field at fault, as the client wrote it, or None.
+        code: a machine-readable word, or None.
+        headers: extra reply headers, such as Allow or Retry-After.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """The error object clients parse; the same one goes into a stream that has started."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def response(self) -> Response:
+        """The whole HTTP answer."""
+        return JsonResponse(self.body(), status_code=self.status, headers=self.headers)
+
+
+def bad_request(message: str, *, param: str, code: str | None = None) -> ApiError:
+    """A 400 that names the field at fault."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def unavailable(message: str, *, code: str, retry_s: int | None) -> ApiError:
+    """A 503; `retry_s` None means that waiting will not help."""
+    headers = {} if retry_s is None else {"retry-after": str(retry_s)}
+    return ApiError(503, message, kind="server_error", code=code, headers=headers)
+
+
+def engine_gone(cause: str) -> ApiError:
+    """The engine process ended; only a restart of the server brings it back."""
+    return unavailable(
+        f"the engine is gone: {cause}; restart the server", code="engine_dead", retry_s=None
+    )
+
+
+def draining() -> ApiError:
+    """The server has been told to stop."""
+    error = unavailable(
+        "the server is shutting down; send the request again after its restart",
+        code="server_restarting",
+        retry_s=RESTART_RETRY_S,
+    )
+    error.headers["connection"] = "close"
+    return error
+
+
+def to_api_error(error: TwinSparkError | Failed) -> ApiError:
+    """What a client is told about an error of ours or a request that the engine failed."""
+    if isinstance(error, Failed):
+        return _from_failed(error)
+    if isinstance(error, RequestError):
+        return ApiError(400, str(error), param=error.param, code=error.code)
+    if isinstance(error, CapacityError):
+        return unavailable(str(error), code="capacity", retry_s=CAPACITY_RETRY_S)
+    if isinstance(error, EngineDied):
+        return engine_gone(str(error))
+    return ApiError(500, str(error), kind="server_error", code="internal_error")
+
+
+def _from_failed(failed: Failed) -> ApiError:
+    if failed.kind == "request":
+        return ApiError(400, failed.message, param=failed.param, code=failed.code)
+    if failed.kind == "capacity":
+        code = failed.code or "capacity"
+        retry_s = RESTART_RETRY_S if code == "server_restarting" else CAPACITY_RETRY_S
+        return unavailable(failed.message, code=code, retry_s=retry_s)
+    return ApiError(500, failed.message, kind="server_error", code=failed.code or "engine_error")

@@ -1,0 +1,151 @@
+"""How a reply reaches its client: as one body or as server-sent events, until the client leaves.
+
+A stream holds its status line until its first event, or until the first keepalive is due, so an
+early refusal is a true HTTP error. Both kinds stop their work as soon as the client is gone.
+Read next: `chat.py` (who produces the events).
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import orjson
+from starlette.types import Receive, Scope, Send
+
+from twinspark.server.errors import ApiError
+from twinspark.server.json_response import JsonResponse
+
+_Result = TypeVar("_Result")
+
+DONE = b"data: [DONE]\n\n"
+KEEPALIVE = b": keepalive\n\n"
+_STREAM_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+    "connection": "close",
+}
+
+
+def event(content: Mapping[str, Any]) -> bytes:
+    """Frame one server-sent event."""
+    return b"data: " + orjson.dumps(content) + b"\n\n"
+
+
+class WholeReply:
+    """Waits for a reply and sends it as one JSON body."""
+
+    def __init__(
+        self, work: Coroutine[Any, Any, dict[str, Any]], *, headers: Mapping[str, str]
+    ) -> None:
+        self._work = work
+        self._headers = dict(headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the work and send what it returns, or the error it raises."""
+        try:
+            content = await unless_client_leaves(receive, self._work)
+        except ApiError as error:
+            await error.response()(scope, receive, send)
+            return
+        if content is not None:
+            await JsonResponse(content, headers=self._headers)(scope, receive, send)
+
+
+class EventStream:
+    """Sends the events of a generator as they come.
+
+    Args:
+        events: framed events without the closing `[DONE]`; may raise ApiError at any point.
+        keepalive_s: gap between comment lines before the first event; 0 sends none.
+        headers: extra reply headers.
+    """
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        *,
+        keepalive_s: float,
+        headers: Mapping[str, str],
+    ) -> None:
+        self._events = events
+        self._keepalive_s = keepalive_s
+        self._headers = {**_STREAM_HEADERS, **headers}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Stream until the events end, an error ends them, or the client leaves."""
+        await unless_client_leaves(receive, self._stream(scope, receive, send))
+
+    async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+        try:
+            async with aclosing(with_keepalive(self._events, self._keepalive_s)) as pieces:
+                async for piece in pieces:
+                    if not started:
+                        await send(self._start())
+                        started = True
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+        except ApiError as error:
+            if not started:
+                await error.response()(scope, receive, send)
+                return
+            failed = event(error.body())
+            await send({"type": "http.response.body", "body": failed, "more_body": True})
+        await send({"type": "http.response.body", "body": DONE, "more_body": False})
+
+    def _start(self) -> dict[str, Any]:
+        headers = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in self._headers.items()]
+        return {"type": "http.response.start", "status": 200, "headers": headers}
+
+
+async def with_keepalive(
+    events: AsyncGenerator[bytes, None], keepalive_s: float
+) -> AsyncGenerator[bytes, None]:
+    """The events, with comment lines at a fixed gap until the first of them comes."""
+    async with aclosing(events):
+        first = asyncio.ensure_future(_next_or_none(events))
+        try:
+            while keepalive_s and not (await asyncio.wait({first}, timeout=keepalive_s))[0]:
+                yield KEEPALIVE
+            piece = await first
+        finally:
+            await _end(first)
+        while piece is not None:
+            yield piece
+            piece = await _next_or_none(events)
+
+
+async def unless_client_leaves(
+    receive: Receive, work: Coroutine[Any, Any, _Result]
+) -> _Result | None:
+    """Run `work`, but cancel it when the client closes the connection.
+
+    Returns:
+        What `work` returns, or None when the client left first.
+    """
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(_client_left(receive))
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        await _end(watch)
+        await _end(task)
+
+
+async def _client_left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _next_or_none(events: AsyncGenerator[bytes, None]) -> bytes | None:
+    return await anext(events, None)
+
+
+async def _end(task: asyncio.Future[Any]) -> None:
+    """Cancel a task if it still runs, and wait until it is over; its outcome is dropped."""
+    task.cancel()
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,62 @@
+"""A server on a real socket in a thread of this process, over any EngineClient."""
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import uvicorn
+
+from twinspark.config.server import ServerConfig
+from twinspark.messages import EngineClient, Sampling
+from twinspark.server.app import build_app
+from twinspark.server.state import ServerState
+from twinspark.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class LiveServer:
+    """Where the server listens, and its inside."""
+
+    url: str
+    state: ServerState
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rsplit(":", 1)[1])
+
+
+@contextmanager
+def serve_in_thread(
+    engine: EngineClient, tokenizer: Tokenizer, config: ServerConfig | None = None
+) -> Iterator[LiveServer]:
+    """Serve until the block ends."""
+    app = build_app(
+        config or ServerConfig(), engine, tokenizer, model_name="tiny", defaults=Sampling()
+    )
+    server = uvicorn.Server(
+        uvicorn.Config(app, http="httptools", lifespan="off", log_config=None, access_log=False)
+    )
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+    thread.start()
+    try:
+        wait_until(lambda: server.started)
+        yield LiveServer(f"http://127.0.0.1:{port}", app.state.server)
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        listener.close()
+        assert not thread.is_alive()
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    """Poll a condition; fails the test when it does not become true."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not become true in time"
+        time.sleep(0.005)

@@ -1,0 +1,49 @@
+import pytest
+
+from twinspark.config.server import SamplingDefaults, ServerConfig
+from twinspark.errors import ConfigError
+from twinspark.messages import Sampling
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"port": -1}, {"port": 65536}, {"port": True}, {"keepalive_s": -1},
+        {"keepalive_s": float("nan")}, {"shutdown_grace_s": -0.1}, {"max_body_bytes": 0},
+        {"max_nesting": 2}, {"default_max_tokens": 0}, {"model_name": ""},
+    ],
+)  # fmt: skip
+def test_values_out_of_range(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        ServerConfig(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_loopback(host: str) -> None:
+    assert ServerConfig(host=host).is_loopback
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "box.local", ""])
+def test_wider_than_loopback(host: str) -> None:
+    assert not ServerConfig(host=host).is_loopback
+
+
+def test_the_user_wins_over_the_pack_and_the_pack_over_us() -> None:
+    pack = {"temperature": 0.6, "top_k": 20, "eos_token_id": 1, "min_p": None}
+    assert SamplingDefaults().over({}) == Sampling()
+    assert SamplingDefaults().over(pack) == Sampling(temperature=0.6, top_k=20)
+    chosen = SamplingDefaults(temperature=0.0, top_p=1.0).over(pack)
+    assert chosen == Sampling(temperature=0.0, top_p=1.0, top_k=20)
+
+
+def test_a_pack_that_does_not_sample_is_greedy() -> None:
+    assert SamplingDefaults().over({"do_sample": False, "temperature": 0.6}).temperature == 0.0
+    assert SamplingDefaults(temperature=0.5).over({"do_sample": False}).temperature == 0.5
+
+
+@pytest.mark.parametrize("pack", [{"top_p": 1.5}, {"temperature": "hot"}, {"top_k": -1}])
+def test_a_pack_with_impossible_defaults(pack: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="generation_config.json"):
+        SamplingDefaults().over(pack)
+    with pytest.raises(ConfigError, match=r"sampling\.top_p"):
+        SamplingDefaults(top_p=1.5)

@@ -1,0 +1,59 @@
+import json
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twinspark.server.body import ShapeScan
+
+NASTY = st.text(alphabet='ab"\\[]{}:,\u00e9\U0001f389\n', max_size=12)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | NASTY,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NASTY, inner, max_size=4),
+    max_leaves=20,
+)
+
+
+def scan(data: bytes, cuts: list[int]) -> ShapeScan:
+    found = ShapeScan()
+    edges = [0, *sorted(cuts), len(data)]
+    for begin, end in zip(edges, edges[1:], strict=False):
+        found.feed(data[begin:end])
+    return found
+
+
+def depth(value: object) -> int:
+    if isinstance(value, dict):
+        value = list(value.values())
+    return 1 + max(map(depth, value), default=0) if isinstance(value, list) else 0
+
+
+def members(value: object) -> int:
+    if isinstance(value, dict):
+        return len(value) + sum(map(members, value.values()))
+    return sum(map(members, value)) if isinstance(value, list) else 0
+
+
+@given(VALUES, st.data())
+def test_depth_and_members_of_json_cut_anywhere(value: object, data: st.DataObject) -> None:
+    text = json.dumps(value, ensure_ascii=data.draw(st.booleans())).encode()
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=5))
+    for places in (cuts, list(range(len(text)))):
+        found = scan(text, places)
+        assert found.max_depth == depth(value)
+        assert found.members == members(value)
+
+
+@given(st.binary(max_size=200))
+def test_anything_else_gives_bounded_figures(data: bytes) -> None:
+    found = scan(data, [len(data) // 2])
+    assert found.max_depth <= len(data) and found.containers <= len(data)
+
+
+@pytest.mark.parametrize("piece", [b'"' + b'\\"' * 500_000, b"[[1]]," * 150_000, b'"a"' * 300_000])
+def test_hostile_pieces_cost_linear_time(piece: bytes) -> None:
+    begin = time.process_time()
+    ShapeScan().feed(piece)
+    # About 0.05 s for a megabyte here; a quadratic scan would take minutes.
+    assert time.process_time() - begin < 2

@@ -1,0 +1,66 @@
+import pytest
+
+from twinspark.messages import Sampling
+from twinspark.server.chat_fields import (
+    HARMLESS_FIELDS,
+    NEUTRAL_VALUES,
+    TEXT_FIELDS,
+    ChatFields,
+    ignored_fields,
+    parse_chat_fields,
+)
+from twinspark.server.errors import ApiError
+
+
+def test_every_field_has_one_owner() -> None:
+    owners = [set(NEUTRAL_VALUES), HARMLESS_FIELDS, TEXT_FIELDS, set(ChatFields.model_fields)]
+    names = [name for owner in owners for name in owner]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("name", NEUTRAL_VALUES)
+def test_unserved_fields_pass_only_when_neutral(name: str) -> None:
+    for value in (None, *NEUTRAL_VALUES[name]):
+        parse_chat_fields({name: value})
+    with pytest.raises(ApiError, match=name) as caught:
+        parse_chat_fields({name: "surprise"})
+    assert (caught.value.status, caught.value.param) == (400, name)
+
+
+def test_zero_is_not_false_and_one_is_not_true() -> None:
+    for body in ({"n": True}, {"top_logprobs": False}, {"logprobs": 0}, {"echo": 0}):
+        with pytest.raises(ApiError):
+            parse_chat_fields(body)
+
+
+def test_gaps_are_filled_from_the_defaults() -> None:
+    defaults = Sampling(temperature=0.3, top_k=20, top_p=0.9, min_p=0.1)
+    sampling = parse_chat_fields({}).sampling(defaults, 5)
+    assert sampling == Sampling(temperature=0.3, top_k=20, top_p=0.9, min_p=0.1, max_tokens=5)
+    fields = parse_chat_fields({"temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0})
+    sampling = fields.sampling(defaults, 5)
+    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0, 0, 1, 0)
+
+
+@pytest.mark.parametrize(("given", "seed"), [(-1, 2**64 - 1), (2**64 + 5, 5), ("7", 7), (7.0, 7)])
+def test_seeds_wrap(given: object, seed: int) -> None:
+    assert parse_chat_fields({"seed": given}).sampling(Sampling(), 1).seed == seed
+
+
+def test_numeric_strings_keep_every_digit() -> None:
+    assert parse_chat_fields({"seed": str(2**63 + 1)}).seed == 2**63 + 1
+    for text in ("", "1.5.2", "0x10", "9" * 400 + ".5"):
+        with pytest.raises(ApiError):
+            parse_chat_fields({"seed": text})
+
+
+def test_ignored_fields_are_found_at_every_level() -> None:
+    body = {
+        "colour": 1, "nothing": None, "user": "x", "tools": [], "temperature": 1,
+        "messages": [{"role": "user", "content": "", "mood": 1}, {"mood": 2}, 5],
+        "stream_options": {"include_usage": True, "more": 1},
+        "chat_template_kwargs": {"thinking": True, "style": 1},
+    }  # fmt: skip
+    assert ignored_fields(body) == [
+        "colour", "messages.mood", "stream_options.more", "chat_template_kwargs.style",
+    ]  # fmt: skip

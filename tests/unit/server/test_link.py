@@ -1,0 +1,108 @@
+"""EngineLink against a real child process that speaks the wire."""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from tests.small_tokenizer import small_tokenizer_json
+
+from twinspark.messages import Failed, Finished, GenerateRequest, Sampling, TokenDelta
+from twinspark.server.link import EngineLink, EngineProcess
+
+CHILD = Path(__file__).resolve().parents[2] / "child_engine.py"
+REQUEST = GenerateRequest(request_id="a", prompt_ids=(5, 6), sampling=Sampling(max_tokens=20))
+
+
+def run(
+    tmp_path: Path, mode: str, body: Callable[[EngineLink, EngineProcess], Awaitable[None]]
+) -> EngineLink:
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_text(small_tokenizer_json())
+    process = EngineProcess(lambda fd: [sys.executable, str(CHILD), str(fd), str(tokenizer), mode])
+
+    async def main() -> EngineLink:
+        link = EngineLink(process)
+        await link.attach()
+        await asyncio.wait_for(link.settled.wait(), 20)
+        try:
+            await body(link, process)
+        finally:
+            await link.close()
+        return link
+
+    try:
+        return asyncio.run(main())
+    finally:
+        process.end()
+        assert process.exit_code is not None
+
+
+def test_replies_run_side_by_side(tmp_path: Path) -> None:
+    async def body(link: EngineLink, _: EngineProcess) -> None:
+        assert link.ready is not None and link.ready.num_slots == 4
+        assert link.loading is not None and link.loading.phase == "weights"
+
+        async def one(name: str) -> tuple[list[int], Finished]:
+            request = GenerateRequest(request_id=name, prompt_ids=(5, 6), sampling=Sampling(seed=3))
+            ids: list[int] = []
+            async for event in link.generate(request):
+                if isinstance(event, TokenDelta):
+                    ids += event.token_ids
+                else:
+                    assert isinstance(event, Finished)
+                    return ids, event
+            raise AssertionError("no last event")
+
+        replies = await asyncio.gather(*(one(f"r{n}") for n in range(6)))
+        assert all(ids == replies[0][0] for ids, _ in replies)
+        assert replies[0][1].stats.completion_tokens == len(replies[0][0])
+
+    link = run(tmp_path, "well", body)
+    assert link.failure == "the server has ended it"
+
+
+def test_leaving_early_cancels(tmp_path: Path) -> None:
+    async def body(link: EngineLink, process: EngineProcess) -> None:
+        request = GenerateRequest(request_id="long", prompt_ids=(5,))
+        events = link.generate(request)
+        assert isinstance(await anext(events), TokenDelta)
+        await events.aclose()
+        reply = [event async for event in link.generate(REQUEST)]
+        assert isinstance(reply[-1], Finished) and reply[-1].reason == "length"
+        assert "cancelled long" in process.last_words()
+
+    run(tmp_path, "slow", body)
+
+
+def test_a_killed_child_fails_open_and_later_requests(tmp_path: Path) -> None:
+    async def body(link: EngineLink, process: EngineProcess) -> None:
+        events = link.generate(GenerateRequest(request_id="long", prompt_ids=(5,)))
+        await anext(events)
+        process.kill()
+        last = [event async for event in events][-1]
+        assert isinstance(last, Failed) and last.kind == "engine"
+        assert "SIGKILL" in last.message and link.failure is not None
+        later = [event async for event in link.generate(REQUEST)]
+        assert [type(event) for event in later] == [Failed]
+
+    run(tmp_path, "slow", body)
+
+
+def test_open_replies_can_be_failed(tmp_path: Path) -> None:
+    async def body(link: EngineLink, _: EngineProcess) -> None:
+        events = link.generate(GenerateRequest(request_id="long", prompt_ids=(5,)))
+        await anext(events)
+        link.fail_open("enough", code="server_restarting")
+        last = [event async for event in events][-1]
+        assert isinstance(last, Failed) and last.code == "server_restarting"
+
+    run(tmp_path, "slow", body)
+
+
+def test_a_child_that_cannot_load_says_why(tmp_path: Path) -> None:
+    async def body(link: EngineLink, _: EngineProcess) -> None:
+        assert link.ready is None and link.failure is not None
+        assert "exit code 1" in link.failure and "the pack is haunted" in link.failure
+
+    run(tmp_path, "never-ready", body)

@@ -1,0 +1,103 @@
+"""Seven mistakes that the golden comparison must see (model specification 8.2): each moves the
+logits of the 33-token prompt by 0.4 to 2.7, four thousand times the tolerance of 1e-4.
+"""
+
+import dataclasses
+
+import pytest
+import torch
+from tests import tiny
+from tests.unit.model.harness import Session, golden, tiny_token_map
+
+from twinspark.config.model import ModelConfig
+from twinspark.model import compressor, csa, indexer, layer
+from twinspark.model.loading import load_model
+from twinspark.pack.reader import open_pack
+
+
+def no_rounding(x):
+    return x
+
+
+def window_rounding_off(patch):
+    patch.setattr(csa, "qdq8", no_rounding)
+
+
+def compressed_rounding_off(patch):
+    patch.setattr(compressor, "qdq4x16", no_rounding)
+
+
+def index_rounding_off(patch):
+    patch.setattr(indexer, "qdq4x32", no_rounding)
+    patch.setattr(compressor, "qdq4x32", no_rounding)
+
+
+def candidates_off(patch):
+    patch.setattr(ModelConfig, "uses_candidates", lambda config, number: False)
+
+
+def comb_transposed(patch):
+    expand = layer.expand
+    patch.setattr(
+        layer, "expand", lambda y, x, post, comb: expand(y, x, post, comb.transpose(1, 2))
+    )
+
+
+def ties_to_the_higher_index(patch):
+    def select(scores_TL, visible_T, k, *, block_mask=None, block_size=1):
+        length = scores_TL.shape[1]
+        allowed = torch.arange(length) < visible_T[:, None]
+        if block_mask is not None:
+            allowed &= block_mask.repeat_interleave(block_size, 1)[:, :length]
+        scores = scores_TL.masked_fill(~allowed, -torch.inf).flip(1)
+        order = length - 1 - torch.sort(scores, dim=1, descending=True, stable=True).indices
+        found = torch.full((len(scores), k), -1)
+        for row, (entries, count) in enumerate(zip(order, allowed.sum(1).tolist(), strict=True)):
+            chosen = entries[: min(k, count)].sort().values
+            found[row, : len(chosen)] = chosen
+        return found
+
+    patch.setattr(indexer, "select_topk", select)
+
+
+MUTANTS = [
+    window_rounding_off,
+    compressed_rounding_off,
+    index_rounding_off,
+    candidates_off,
+    comb_transposed,
+    ties_to_the_higher_index,
+]
+
+
+def error_of(model):
+    logits = Session(model).feed(golden("p33.ids").tolist())
+    return (logits - golden("f64.p33.logits")).abs().max()
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_mutant_is_seen(mutant, tiny_model64, monkeypatch):
+    mutant(monkeypatch)
+    assert error_of(tiny_model64) > 0.3
+
+
+def test_window_of_17_is_seen():
+    pack = open_pack(tiny.plain_path())
+    wider = dataclasses.replace(pack, config=dataclasses.replace(pack.config, sliding_window=17))
+    model = load_model(wider, dtype=torch.float64, token_map=tiny_token_map())
+    assert error_of(model) > 0.3
+
+
+def test_the_model_itself_passes(tiny_model64):
+    assert error_of(tiny_model64) < 1e-4
+
+
+def test_decode_does_not_copy_the_references_defect(tiny_model64):
+    """3.6: the reference scores stale keys when a group is open; f64 decode logits do not."""
+    session = Session(tiny_model64)
+    session.feed(golden("p33.ids").tolist())
+    tokens = golden("f64.p33.decode_tokens").tolist()[:4]
+    found = torch.stack([session.feed([token])[0] for token in tokens])
+    assert (found - golden("f64.p33.decode_logits")[:4]).abs().max() < 1e-3
+    quirk = golden("f64_quirk.p33.decode_logits")[:4]
+    assert (found - quirk).abs().max() > 0.1

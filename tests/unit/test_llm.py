@@ -1,0 +1,173 @@
+"""The library's front door, on a fake model: text in and out, streams, threads, endings."""
+
+import gc
+import threading
+
+import pytest
+from tests.fake_model import FakeModel
+
+from twinspark import LLM, Sampling
+from twinspark.config.engine import EngineConfig
+from twinspark.engine.core import Engine
+from twinspark.engine.startup import LoadedEngine
+from twinspark.errors import ConfigError, EngineDied, RequestError
+
+CHAT = [{"role": "user", "content": "Say something."}]
+RULE = Sampling(temperature=0.9, seed=7, max_tokens=20)
+
+
+@pytest.fixture
+def make_llm(small_tokenizer):
+    def make(*, model=None, **settings):
+        settings = {"max_context_tokens": 256, "slots": 2, **settings}
+        engine = Engine(model or FakeModel(), small_tokenizer, EngineConfig(**settings))
+        loaded = LoadedEngine(
+            engine=engine, tokenizer=small_tokenizer, model_name="fake", load_seconds=0.0
+        )
+        return LLM.from_engine(loaded)
+
+    return make
+
+
+def test_stream_gives_the_pieces_of_the_reply(make_llm, small_tokenizer):
+    llm = make_llm()
+    stream = llm.stream("def fib(n):", RULE)
+    pieces = list(stream)
+    assert len(pieces) > 3 and all(pieces)
+    assert "".join(pieces) == stream.reply.text == llm.generate("def fib(n):", RULE).text
+    reply = stream.reply
+    assert reply.finish_reason in ("stop", "length") and reply.stats.seed == 7
+    assert len(reply.token_ids) == reply.stats.completion_tokens <= 20
+    text = small_tokenizer.decode(reply.token_ids)
+    assert reply.text in (text, text.replace("</think>", ""))
+
+
+def test_the_prompt_is_bos_and_plain_text(make_llm, small_tokenizer):
+    llm = make_llm()
+    eos = small_tokenizer.token_text(small_tokenizer.eos_id)
+    assert llm.generate(f"a{eos}b", RULE).stats.prompt_tokens == 1 + len(
+        small_tokenizer.encode_plain(f"a{eos}b")
+    )
+    with pytest.raises(RequestError, match="surrogate"):
+        llm.generate("\ud800")
+
+
+def test_generate_many_equals_one_by_one(make_llm):
+    llm = make_llm(queue_size=1)
+    prompts = [f"prompt number {n}" for n in range(9)]
+    rules = [Sampling(temperature=0.8, seed=n, max_tokens=12) for n in range(9)]
+    together = llm.generate_many(prompts, rules)
+    alone = [llm.generate(p, r) for p, r in zip(prompts, rules, strict=True)]
+    assert [r.token_ids for r in together] == [r.token_ids for r in alone]
+    assert [r.text for r in together] == [r.text for r in alone]
+
+
+def test_interleaved_streams_do_not_disturb_each_other(make_llm):
+    llm = make_llm()
+    rules = [Sampling(seed=n, max_tokens=20) for n in range(3)]
+    streams = [llm.stream(f"text {n}", rule) for n, rule in enumerate(rules)]
+    texts = ["", "", ""]
+    open_streams = [0, 1, 2]
+    while open_streams:
+        for n in list(open_streams):
+            piece = next(streams[n], None)
+            if piece is None:
+                open_streams.remove(n)
+            else:
+                texts[n] += piece
+    assert texts == [llm.generate(f"text {n}", rule).text for n, rule in enumerate(rules)]
+
+
+def test_threads_share_an_engine(make_llm):
+    llm = make_llm()
+    texts = {}
+
+    def work(n):
+        texts[n] = llm.generate(f"text {n}", Sampling(seed=n, max_tokens=20)).text
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert texts == {n: llm.generate(f"text {n}", Sampling(seed=n, max_tokens=20)).text
+                     for n in range(6)}  # fmt: skip
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+def test_chat_separates_reasoning_from_the_answer(thinking, make_llm, small_tokenizer):
+    model = FakeModel(end_id=small_tokenizer.end_think_id, end_bias=6.0)
+    llm = make_llm(model=model)
+    rule = Sampling(temperature=0.9, seed=3, max_tokens=60, ignore_eos=True)
+    pieces = list(llm.chat_stream(CHAT, rule, thinking=thinking))
+    reply = llm.chat(CHAT, rule, thinking=thinking)
+    assert "".join(p.content for p in pieces) == reply.text != ""
+    assert "".join(p.reasoning for p in pieces) == reply.reasoning
+    assert bool(reply.reasoning) == thinking
+
+
+def test_without_sampling_the_packs_defaults_hold(make_llm):
+    llm = make_llm(max_context_tokens=64)
+    llm.default_sampling = Sampling(temperature=0.0, max_tokens=5)
+    assert llm.generate("x").token_ids == llm.generate("x").token_ids
+
+
+def test_a_closed_stream_frees_its_slot(make_llm):
+    llm = make_llm(slots=1, queue_size=0)
+    with llm.stream("x", Sampling(ignore_eos=True)) as stream:
+        next(stream)
+    assert llm.generate("y", RULE).text
+    with pytest.raises(EngineDied):
+        _ = stream.reply
+    abandoned = llm.stream("x", Sampling(ignore_eos=True))
+    next(abandoned)
+    del abandoned
+    gc.collect()
+    assert llm.generate("y", RULE).text
+
+
+def test_a_cancelled_stream_ends_as_usual(make_llm):
+    stream = make_llm().stream("x", Sampling(ignore_eos=True, seed=1))
+    first = next(stream)
+    stream.cancel()
+    reply = stream.reply
+    assert reply.finish_reason == "cancelled" and reply.text.startswith(first)
+
+
+def test_errors_come_as_exceptions_and_the_next_call_works(make_llm):
+    llm = make_llm()
+    with pytest.raises(RequestError, match="temperature"):
+        llm.generate("x", Sampling(temperature=-1))
+    with pytest.raises(RequestError, match="256"):
+        llm.generate("x" * 2000, RULE)
+    with pytest.raises(RequestError, match="role"):
+        llm.chat([{"role": "nobody", "content": "x"}])
+    assert llm.generate("x", RULE).text
+
+
+def test_a_broken_engine_says_so_from_then_on(make_llm):
+    model = FakeModel()
+    model.broken_after = 2
+    llm = make_llm(model=model)
+    waiting = llm.stream("y", RULE)
+    with pytest.raises(RuntimeError, match="on fire"):
+        llm.generate("x", Sampling(ignore_eos=True))
+    with pytest.raises(EngineDied):
+        list(waiting)
+    with pytest.raises(EngineDied):
+        llm.generate("x", RULE)
+
+
+def test_closing_ends_open_replies(make_llm):
+    with make_llm() as llm:
+        stream = llm.stream("x", RULE)
+        next(stream)
+    with pytest.raises(EngineDied, match="closed"):
+        list(stream)
+    with pytest.raises(EngineDied, match="closed"):
+        llm.generate("x")
+
+
+def test_unknown_settings_are_refused_before_anything_is_loaded():
+    with pytest.raises(ConfigError, match="slots"):
+        LLM("nowhere", slot=3)
