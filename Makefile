@@ -17,9 +17,10 @@ BIN := $(VENV)/bin
 CONSTRAINTS := $(if $(filter cuda,$(TORCH)),,-c constraints-cpu.txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --progress-bar off
 # One line a package instead of a screen; pip's errors and warnings pass.
-CONDENSE := awk '/^(Collecting|Building|Preparing|Installing collected|Successfully)/ \
-	{ sub(/ from .*/, ""); print "  " substr($$0, 1, 100); fflush(); next } \
-	/^(Requirement|Looking|Using|  |Downloading|Obtaining|Created|Stored|Attempting|Found)/ { next } \
+CONDENSE := awk '/^(Collecting|Downloading|Building|Preparing|Installing collected|Successfully)/ \
+	{ sub(/ \(from .*/, ""); print "  " substr($$0, 1, 100); fflush(); next } \
+	/^Processing/ { n = split($$2, part, "/"); print "  Taking " part[n]; fflush(); next } \
+	/^(Requirement|Looking|Using|  |Obtaining|Created|Stored|Attempting|Found)/ { next } \
 	{ print; fflush() }'
 
 .PHONY: demo test lint format clean

@@ -1,6 +1,6 @@
 """`twinspark serve` over `child_engine.py`: the real process life without torch or a pack.
 
-Run as `python stand_in_serve.py TOKENIZER MODE [GRACE_S]`.
+Run as `python stand_in_serve.py TOKENIZER MODE [GRACE_S [HOST]]`.
 """
 
 import sys
@@ -18,5 +18,6 @@ if __name__ == "__main__":
         sys.executable, child, str(fd), tokenizer, mode,
     ]  # fmt: skip
     pack = SimpleNamespace(path=Path("tiny"), tokenizer_path=tokenizer, generation_config={})
-    config = ServerConfig(port=0, shutdown_grace_s=grace_s)
+    host = (sys.argv[4:] or ["127.0.0.1"])[0]
+    config = ServerConfig(host=host, port=0, shutdown_grace_s=grace_s)
     main.run(lambda: serve.run_server(pack, config, EngineConfig(), log_level="info"))

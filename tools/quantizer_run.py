@@ -20,10 +20,11 @@ from tools.quantizer_jobs import load_jobs, save_results
 
 from twinspark.kernels.exl3 import Codebook
 from twinspark.kernels.exl3.linear import dense_weight
+from twinspark.quantize.allocate import GAUSSIAN_DISTORTION
 from twinspark.quantize.batch import run_jobs
 from twinspark.quantize.hessian import Hessian
 from twinspark.quantize.matrix import Job, QuantizeOptions, quantize_matrix
-from twinspark.quantize.search import GAUSSIAN_DISTORTION, GAUSSIAN_RMS
+from twinspark.quantize.search import GAUSSIAN_RMS
 from twinspark.quantize.trellis import TileEncoder, TorchTrellis, states_to_values
 
 PROBLEMS = (("plain", 11, 1024, 512), ("shaped", 12, 1024, 512), ("shaped", 13, 2304, 1280))

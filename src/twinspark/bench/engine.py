@@ -16,7 +16,14 @@ from twinspark.llm import LLM, Reply
 from twinspark.messages import Sampling
 from twinspark.version import VERSION
 
+CHAT = "chat"
 TEXTS: dict[str, tuple[str, ...]] = {
+    CHAT: (
+        "Write a Python function that reverses a string.",
+        "Count from 1 to 30.",
+        "Tell me a short story about Anna.",
+        "What is a river?",
+    ),
     "code": (
         'import os\n\n\ndef read_lines(path):\n    """Return the lines of a file."""\n',
         "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(",
@@ -72,18 +79,20 @@ def measure_cell(
         text: a key of TEXTS.
         streams: replies at the same time, at most 4.
         drafts: whether to draft.
-        max_tokens: length of each reply; the end token does not stop it.
+        max_tokens: length of each reply; the end token stops chats only.
         repeats: runs; the first run of a process should be thrown away by the caller.
     """
     prompts = TEXTS[text][:streams]
     rules = [
-        Sampling(temperature=0.0, max_tokens=max_tokens, seed=i, ignore_eos=True, draft=drafts)
+        Sampling(
+            temperature=0.0, max_tokens=max_tokens, seed=i, ignore_eos=text != CHAT, draft=drafts
+        )
         for i in range(streams)
     ]
     times, replies = [], list[Reply]()
     for _ in range(repeats):
         began = perf_counter()
-        replies = llm.generate_many(prompts, rules)
+        replies = _replies(llm, text, prompts, rules)
         times.append(perf_counter() - began)
     seconds = statistics.median(times)
     stats = [reply.stats for reply in replies]
@@ -102,6 +111,16 @@ def measure_cell(
         ms_per_round=longest.decode_ms / longest.rounds,
         token_sha=tuple(s.token_sha for s in stats),
     )
+
+
+def _replies(llm: LLM, text: str, prompts: Sequence[str], rules: Sequence[Sampling]) -> list[Reply]:
+    if text != CHAT:
+        return llm.generate_many(prompts, rules)
+    streams = [
+        llm.chat_stream([{"role": "user", "content": prompt}], rule, thinking=False)
+        for prompt, rule in zip(prompts, rules, strict=True)
+    ]
+    return [stream.reply for stream in streams]
 
 
 def measure(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from twinspark.cache.layout import CacheLayout
-from twinspark.cache.rows import RowTable, Store, row_table
+from twinspark.cache.rows import RowFormat, RowTable, Store, row_table
 from twinspark.config.model import ModelConfig
 
 
@@ -49,15 +49,14 @@ class Caches:
         self.layout = layout
         self.store = store
         self.window_start = [0] * num_slots
-        self._windows: list[RowTable] = [
-            row_table(
-                num_slots * layout.window_rows,
-                config.head_dim,
-                row_format="window",
-                store=store,
-                dtype=dtype,
-                device=device,
+
+        def table(num_rows: int, width: int, row_format: RowFormat) -> RowTable:
+            return row_table(
+                num_rows, width, row_format=row_format, store=store, dtype=dtype, device=device
             )
+
+        self._windows = [
+            table(num_slots * layout.window_rows, config.head_dim, "window")
             for _ in range(layout.num_layers)
         ]
         self._rings: dict[int, Tensor] = {}
@@ -70,22 +69,8 @@ class Caches:
                     num_slots * layout.ring_rows, 2 * config.head_dim, dtype=wide, device=device
                 )
             num_entries = num_slots * layout.entries(ratio)
-            self._rows[source] = row_table(
-                num_entries,
-                config.head_dim,
-                row_format="compressed",
-                store=store,
-                dtype=dtype,
-                device=device,
-            )
-            self._keys[source] = row_table(
-                num_entries,
-                config.index_head_dim,
-                row_format="index_key",
-                store=store,
-                dtype=dtype,
-                device=device,
-            )
+            self._rows[source] = table(num_entries, config.head_dim, "compressed")
+            self._keys[source] = table(num_entries, config.index_head_dim, "index_key")
 
     @property
     def num_bytes(self) -> int:

@@ -56,13 +56,17 @@ def demo(
             "the demo asks with the openai client, which is not installed; "
             "run: pip install 'twinspark[demo]'"
         )
-    from twinspark.cli.serve import run_server
+    from twinspark.cli.serve import bind, run_server
     from twinspark.config.engine import EngineConfig
     from twinspark.config.paths import demo_pack_path
     from twinspark.config.server import ServerConfig
     from twinspark.pack.reader import open_pack
 
     config = ServerConfig(port=port, model_name="demo")
+    try:
+        bind(config.host, port).close()
+    except ConfigError as error:
+        raise ConfigError(f"{error}; with make: make demo PORT={port % 65535 + 1}") from error
     run_server(
         open_pack(demo_pack_path()),
         config,

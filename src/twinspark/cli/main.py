@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from twinspark.version import VERSION
-from twinspark.cli import bench, chat, demo, inspect, logits, serve, worker
+from twinspark.cli import bench, chat, demo, inspect, logits, quantize, serve, worker
 from twinspark.errors import ConfigError, PackError, RequestError, TwinSparkError
+from twinspark.version import VERSION
 
 EXIT_FAILED = 1
 EXIT_UNUSABLE = 2
@@ -44,7 +44,7 @@ def _options(
     """An exact inference engine and server for DeepSeek-V4.1-Flash EXL3 packs."""
 
 
-for command in (chat, serve, inspect, bench, demo, worker):
+for command in (chat, serve, inspect, bench, quantize, demo, worker):
     command.register(app)
 app.command("logits")(logits.logits)
 

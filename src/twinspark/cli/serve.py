@@ -127,6 +127,7 @@ def _serve_http(
     on_ready: Callable[[str], None] | None,
 ) -> None:
     from twinspark.cli.lifecycle import ServerLife
+    from twinspark.config.paths import pack_name
     from twinspark.server.app import build_app
     from twinspark.server.link import EngineLink
     from twinspark.text.tokenizer import Tokenizer
@@ -141,7 +142,7 @@ def _serve_http(
         config,
         link,
         Tokenizer.from_file(pack.tokenizer_path),
-        model_name=config.model_name or pack.path.resolve().name,
+        model_name=config.model_name or pack_name(pack.path),
         defaults=config.sampling.over(pack.generation_config),
     )
     life = ServerLife(app, process, listener, loading)

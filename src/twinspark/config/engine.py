@@ -26,7 +26,7 @@ class EngineConfig:
         draft_tokens: drafts a round and request; None is the model's whole block.
         queue_size: requests that may wait for a slot; more are refused.
         mask_reserved: reserved and placeholder ids of the tokenizer are never chosen.
-        threads: CPU threads of a forward pass; None leaves torch's default.
+        threads: CPU threads of a forward pass; None is 1 for small models, else torch's default.
         virtual_shards: how row-split sums are cut; another value is another build.
     """
 

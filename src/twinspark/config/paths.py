@@ -4,6 +4,8 @@ from pathlib import Path
 
 from twinspark.errors import ConfigError
 
+_DEMO_PACK = Path(__file__).resolve().parent.parent / "demo" / "pack"
+
 
 def demo_pack_path() -> Path:
     """Folder of the demo pack inside the installed package.
@@ -11,10 +13,16 @@ def demo_pack_path() -> Path:
     Raises:
         ConfigError: the package was installed without it.
     """
-    path = Path(__file__).resolve().parent.parent / "demo" / "pack"
+    path = _DEMO_PACK
     if not (path / "config.json").is_file():
         raise ConfigError(
             f"this installation has no demo pack (expected {path}/config.json); "
             "name the folder of a pack, or install twinspark again"
         )
     return path
+
+
+def pack_name(path: Path) -> str:
+    """What a pack is called where nobody says otherwise: its folder's name, or "demo"."""
+    resolved = path.resolve()
+    return "demo" if resolved == _DEMO_PACK else resolved.name

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 from twinspark.errors import ConfigError
 
-# Mean squared error over a unit source at 1 to 8 bits, mul1 (EXL3 specification 6.5).
-DISTORTION = (0.27225, 0.06836, 0.01738, 0.00446, 0.00114, 2.966e-4, 7.876e-5, 2.058e-5)
+GAUSSIAN_DISTORTION = (0.27225, 0.06836, 0.01738, 0.00446, 0.00114, 2.966e-4, 7.876e-5, 2.058e-5)
+"""Mean squared error over the mean square of a white Gaussian source at the best scale, mul1, 1 to
+8 bits (EXL3 specification 6.5)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +102,10 @@ def allocate_bits(items: Sequence[Item], budget_bits: float) -> dict[str, int]:
 
 
 def _gain(item: Item, bits: int) -> float:
-    if bits >= len(DISTORTION):
+    if bits >= len(GAUSSIAN_DISTORTION):
         return 0.0
-    return item.sensitivity * (DISTORTION[bits - 1] - DISTORTION[bits]) / item.weights
+    return (
+        item.sensitivity
+        * (GAUSSIAN_DISTORTION[bits - 1] - GAUSSIAN_DISTORTION[bits])
+        / item.weights
+    )

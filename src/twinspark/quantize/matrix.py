@@ -100,28 +100,7 @@ def quantize_matrices(
         moment = torch.stack([h.moment_KK.to(device).double() for h in hessians])
         rows = torch.tensor([h.rows for h in hessians])
     scales = _scales(jobs, weight, moment)
-    rotated = rotate_weight(weight, scales)
-    damped = factor = noise = None
-    if moment is not None and rows is not None:
-        found = feedback_factor(rotate_moment(moment, scales.in_MK), rows)
-        damped, factor = found.damped_MKK, found.factor_MKK
-        noise = feedback_power(factor)
-    encoder = TileEncoder(
-        bits=bits, codebook=options.codebook, device=device, backend=options.backend
-    )
-    scale = search_scale(
-        rotated,
-        noise,
-        encoder=encoder,
-        bits=bits,
-        codebook=options.codebook,
-        sample_tiles=options.sample_tiles,
-        seed=0,
-    )
-    target = rotated * scale.float()[:, None, None]
-    states, values = ldlq(target, factor, encoder=encoder, codebook=options.codebook)
-    scales = Scales(scales.in_MK / scale[:, None], scales.out_MN)
-    scales = _refit_outputs(target, values, damped, scales)
+    states, values, scales = _round(weight, moment, rows, scales, bits, options)
     suh, svh = scales.in_MK.half(), scales.out_MN.half()
     # A column of zeros stays exactly zero (6.2).
     svh = torch.where(weight.abs().amax(1) > 0, svh, 0.0)
@@ -141,6 +120,39 @@ def quantize_matrices(
         )
         for i, job in enumerate(jobs)
     ]  # fmt: skip
+
+
+def _round(
+    weight_MKN: Tensor,
+    moment_MKK: Tensor | None,
+    rows_M: Tensor | None,
+    scales: Scales,
+    bits: int,
+    options: QuantizeOptions,
+) -> tuple[Tensor, Tensor, Scales]:
+    """States, their values [M, K, N], and the scales that fit them."""
+    rotated = rotate_weight(weight_MKN, scales)
+    damped = factor = noise = None
+    if moment_MKK is not None and rows_M is not None:
+        found = feedback_factor(rotate_moment(moment_MKK, scales.in_MK), rows_M)
+        damped, factor = found.damped_MKK, found.factor_MKK
+        noise = feedback_power(factor)
+    encoder = TileEncoder(
+        bits=bits, codebook=options.codebook, device=rotated.device, backend=options.backend
+    )
+    scale = search_scale(
+        rotated,
+        noise,
+        encoder=encoder,
+        bits=bits,
+        codebook=options.codebook,
+        sample_tiles=options.sample_tiles,
+        seed=0,
+    )
+    target = rotated * scale.float()[:, None, None]
+    states, values = ldlq(target, factor, encoder=encoder, codebook=options.codebook)
+    scales = Scales(scales.in_MK / scale[:, None], scales.out_MN)
+    return states, values, _refit_outputs(target, values, damped, scales)
 
 
 def name_seed(name: str) -> int:

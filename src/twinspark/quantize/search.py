@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from twinspark.kernels.exl3 import Codebook
+from twinspark.quantize.allocate import GAUSSIAN_DISTORTION
 from twinspark.quantize.trellis import TileEncoder, states_to_values, tiles_from_rows
 
 _STEPS = (0.90, 0.95, 1.0, 1.05, 1.10)
@@ -20,9 +21,6 @@ GAUSSIAN_RMS = {
     Codebook.THREEINST: (1.318, 1.219, 1.169, 1.107, 1.070, 1.032, 0.995, 0.958),
 }
 """Best RMS of a Gaussian source at 1 to 8 bits (6.5: 1.24371 g)."""
-
-GAUSSIAN_DISTORTION = (0.27225, 0.06836, 0.01738, 0.00446, 0.00114, 2.966e-4, 7.876e-5, 2.058e-5)
-"""Mean squared error at that scale over the source's mean square, mul1, 1 to 8 bits (6.5)."""
 
 
 def search_scale(

@@ -139,6 +139,7 @@ class EngineLink:
         self._queues: dict[str, asyncio.Queue[ReplyEvent]] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._pump: asyncio.Task[None] | None = None
+        self._is_closing = False
         self.settled = asyncio.Event()
 
     @property
@@ -191,6 +192,7 @@ class EngineLink:
 
     async def close(self) -> None:
         """End the engine process and every open reply."""
+        self._is_closing = True
         if self._failure is None:
             self._send(Shutdown())
         if self._writer is not None and self._writer.can_write_eof():
@@ -250,7 +252,8 @@ class EngineLink:
     def _fail_all(self, cause: str) -> None:
         if self._failure is None:
             self._failure = cause
-            logger.error("the engine is gone: %s", cause)
+            if not self._is_closing:
+                logger.error("the engine is gone: %s", cause)
         for request_id in list(self._queues):
             self._deliver(self._dead(request_id))
         self.settled.set()

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from twinspark.errors import ConfigError
-from twinspark.quantize.allocate import DISTORTION, BitRules, Item, allocate_bits
+from twinspark.quantize.allocate import GAUSSIAN_DISTORTION, BitRules, Item, allocate_bits
 
 
 def item(name, weights=100, sensitivity=1.0, floor=2, ceiling=6):
@@ -24,7 +24,9 @@ def test_greedy_equals_exhaustive_search_for_equal_sizes():
     found = allocate_bits(items, 13 * 100)
 
     def loss(widths):
-        return sum(i.sensitivity * DISTORTION[w - 1] for i, w in zip(items, widths, strict=True))
+        return sum(
+            i.sensitivity * GAUSSIAN_DISTORTION[w - 1] for i, w in zip(items, widths, strict=True)
+        )
 
     best = min((w for w in itertools.product(range(2, 7), repeat=4) if sum(w) <= 13), key=loss)
     assert loss([found[n] for n in "abcd"]) == pytest.approx(loss(best))

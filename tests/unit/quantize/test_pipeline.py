@@ -6,6 +6,7 @@ import torch
 from tests import tiny
 
 from twinspark.errors import ConfigError, FormatError
+from twinspark.kernels.exl3 import dense_weight
 from twinspark.model.loading import load_model
 from twinspark.model.step import Span, StepInput
 from twinspark.pack.check import Storage
@@ -136,6 +137,10 @@ def test_a_partly_quantized_pack_runs_and_is_near(checkpoint, calibration, tmp_p
     pack = open_pack(tmp_path / "pack")
     assert pack.linear_kind("layers.9.attn.wo_a") is Storage.EXL3_SLICES
     assert pack.linear_kind("layers.9.attn.wq_b") is Storage.PLAIN
+    for name, (matrix, _) in results.items():
+        read = PackWeights(pack).linear(name)
+        assert torch.equal(read.trellis, matrix.trellis)
+        assert torch.equal(dense_weight(read), dense_weight(matrix))
     block = pack.config_json["quantization_config"]
     assert block["quant_method"] == "exl3" and block["bits"] == 5.0
     assert block["calibration"] == {"rows": 2, "cols": 70}

@@ -12,7 +12,8 @@ from twinspark.kernels.exl3 import (
     pack_states,
 )
 from twinspark.kernels.exl3.decode import stream_order, unpack_states
-from twinspark.quantize.search import GAUSSIAN_DISTORTION, GAUSSIAN_RMS
+from twinspark.quantize.allocate import GAUSSIAN_DISTORTION
+from twinspark.quantize.search import GAUSSIAN_RMS
 from twinspark.quantize.trellis import (
     TileEncoder,
     rows_from_tiles,
