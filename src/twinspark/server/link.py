@@ -35,6 +35,7 @@ from twinspark.messages import (
     pack_message,
 )
 
+CLOSED = "the server has ended it"
 READ_BYTES = 1 << 18
 EXIT_WAIT_S = 5.0
 NUM_LAST_LINES = 20
@@ -205,7 +206,7 @@ class EngineLink:
         if self._writer is not None:
             self._writer.close()
         await asyncio.to_thread(self._process.end, 0.0)
-        self._fail_all("the server has ended it")
+        self._fail_all(CLOSED)
 
     def _send(self, command: Command) -> None:
         if self._failure is None and self._writer is not None and not self._writer.is_closing():
@@ -250,6 +251,8 @@ class EngineLink:
                 del self._queues[message.request_id]
 
     def _fail_all(self, cause: str) -> None:
+        if self._is_closing:  # the reader may see the end before `close` says so
+            cause = CLOSED
         if self._failure is None:
             self._failure = cause
             if not self._is_closing:
