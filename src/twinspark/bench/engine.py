@@ -37,7 +37,9 @@ TEXTS: dict[str, tuple[str, ...]] = {
         "O gentle friend, when I consider how ",
     ),
 }
-DRAFTING = {"on": True, "off": False}
+DRAFTING = (True, False)
+STREAMS = (1, 4)
+NUM_CELLS = len(TEXTS) * len(STREAMS) * len(DRAFTING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +129,7 @@ def measure(
     llm: LLM,
     *,
     texts: Sequence[str] = tuple(TEXTS),
-    streams: Sequence[int] = (1, 4),
+    streams: Sequence[int] = STREAMS,
     max_tokens: int = 128,
     repeats: int = 3,
     on_cell: Callable[[Cell], None] | None = None,
@@ -141,7 +143,7 @@ def measure(
     cells = []
     for text, count in _pairs(texts, streams):
         both = []
-        for drafts in DRAFTING.values():
+        for drafts in DRAFTING:
             cell = measure_cell(
                 llm, text, streams=count, drafts=drafts, max_tokens=max_tokens, repeats=repeats
             )

@@ -3,10 +3,13 @@
 import datetime
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import orjson
 import typer
+
+if TYPE_CHECKING:
+    from twinspark.bench.engine import Cell
 
 app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
 
@@ -28,23 +31,31 @@ def engine(
     tokens: Annotated[int, typer.Option(min=8, help="Length of each reply.")] = 128,
     repeats: Annotated[int, typer.Option(min=1, help="Runs a cell; the median counts.")] = 3,
 ) -> None:
-    """Tokens a second and a round: code and prose, one and four streams, drafts on and off."""
+    """Tokens a second and a round: chat, code, prose; one and four streams; drafts on and off.
+
+    Takes two to four minutes on two cores with the demo pack.
+    """
     from rich.console import Console
+    from rich.progress import Progress, TimeElapsedColumn
     from rich.table import Table
 
-    from twinspark.bench.engine import measure, report
+    from twinspark.bench.engine import NUM_CELLS, measure, report
     from twinspark.llm import LLM
 
     console = Console(stderr=True)
     with console.status("loading the model"):
         llm = LLM(pack)
-    with console.status("measuring") as status, llm:
-        cells = measure(
-            llm,
-            max_tokens=tokens,
-            repeats=repeats,
-            on_cell=lambda c: status.update(f"measured {c.text}, {c.streams} streams"),
-        )
+    bar = Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=console)
+    with bar, llm:
+        task = bar.add_task("measuring", total=NUM_CELLS)
+
+        def on_cell(cell: "Cell") -> None:
+            drafts = "with" if cell.drafts else "without"
+            what = f"{cell.text} x{cell.streams} {drafts} drafts: {cell.tokens_per_s:.1f} tokens/s"
+            bar.console.print(what)
+            bar.advance(task)
+
+        cells = measure(llm, max_tokens=tokens, repeats=repeats, on_cell=on_cell)
     table = Table(title=f"{llm.model_name}: {tokens} tokens a reply, greedy")
     for name in ("text", "streams", "drafts", "tokens/s", "tokens/round", "accepted", "ms/round"):
         table.add_column(name, justify="left" if name == "text" else "right")
