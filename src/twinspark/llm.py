@@ -167,6 +167,7 @@ class LLM:
         *,
         config: EngineConfig | None = None,
         on_progress: OnProgress | None = None,
+        verify: bool = True,
         **settings: Any,
     ) -> None:
         """Load a pack.
@@ -175,6 +176,7 @@ class LLM:
             path: its folder; None is the demo pack inside the package.
             config: engine settings; None is the defaults.
             on_progress: told the phase and how much of it is done, 0 to 1.
+            verify: compare the pack with its manifest, if it has one.
             settings: single fields of `EngineConfig`, such as slots=2, over `config`.
 
         Raises:
@@ -187,7 +189,7 @@ class LLM:
             raise ConfigError(f"no engine setting {unknown[0]}. Known: {', '.join(known)}")
         folder = demo_pack_path() if path is None else Path(path)
         config = replace(config or EngineConfig(), **settings)
-        self._start(load_engine(folder, config, on_progress=on_progress))
+        self._start(load_engine(folder, config, on_progress=on_progress, verify=verify))
 
     @classmethod
     def demo(cls, **settings: Any) -> "LLM":

@@ -16,6 +16,11 @@ import orjson
 from twinspark.errors import FormatError
 
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
+MAX_STOP_STRINGS = 64
+MAX_STOP_CHARACTERS = 4096  # of one stop string
+MAX_TOP_K = 2**31 - 1  # above any vocabulary, so larger values mean the same
+LOWEST_TEMPERATURE = 1e-100  # above 0; a logit over less is no number any more
+HIGHEST_TEMPERATURE = 1e6
 _LENGTH = struct.Struct("<I")
 
 FinishReason = Literal["stop", "length", "cancelled"]

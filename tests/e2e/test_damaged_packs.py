@@ -1,5 +1,6 @@
 """Damaged packs at the command line: one message, exit code 2, no traceback, before torch."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 import pytest
 from tests import tiny
 from tests.unit.pack.damages import DAMAGES, Damage
+
+from twinspark.config.paths import demo_pack_path
 
 PROGRAM = """
 import atexit, sys
@@ -55,3 +58,32 @@ def test_inspect_lists_what_is_wrong(tmp_path: Path) -> None:
     done = run("inspect", str(pack))
     assert done.returncode == 2
     assert "lacks model-00001-of" in done.stdout and "torch loaded: False" in done.stderr
+
+
+@pytest.fixture
+def demo_copy(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(demo_pack_path(), tmp_path / "demo-copy"))
+
+
+def test_serve_refuses_before_it_listens(demo_copy: Path) -> None:
+    done = run("serve", str(demo_copy), "--port", "0", "--max-context", "9999999")
+    assert done.returncode == 2 and done.stderr.count("max_context_tokens is 9999999") == 1
+    (demo_copy / "twinspark.json").unlink()
+    good = (demo_copy / "tokenizer.json").read_bytes()
+    (demo_copy / "tokenizer.json").write_bytes(b"{}")
+    bad_tokenizer = run("serve", str(demo_copy), "--port", "0")
+    (demo_copy / "tokenizer.json").write_bytes(good)
+    (demo_copy / "generation_config.json").write_text('{"temperature": -1}')
+    bad_defaults = run("serve", str(demo_copy), "--port", "0")
+    for found, word in ((bad_tokenizer, "tokenizer.json"), (bad_defaults, "temperature is -1")):
+        assert found.returncode == 2 and word in found.stderr
+        assert "listening" not in found.stderr and "torch loaded: False" in found.stderr
+
+
+def test_an_edited_pack_runs_without_checksums(demo_copy: Path) -> None:
+    with (demo_copy / "generation_config.json").open("a") as file:
+        file.write(" ")
+    once = ("chat", str(demo_copy), "--once", "hi", "--max-tokens", "2")
+    refused = run(*once)
+    assert refused.returncode == 2 and "pass --no-checksums" in refused.stderr
+    assert run(*once, "--no-checksums").returncode == 0

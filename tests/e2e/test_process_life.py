@@ -152,7 +152,7 @@ def test_an_engine_that_ends_by_itself_says_why(start: Any) -> None:
     server = start("dies")
     url = server.wait_ready()
     reply = httpx.post(url + CHAT, json=body(stream=False), timeout=10)
-    assert reply.status_code == 500
+    assert reply.status_code == 503
     assert "exit code 3" in reply.json()["error"]["message"]
     assert "out of luck" in httpx.get(url + "/health").json()["fatal"]
 

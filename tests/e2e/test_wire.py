@@ -2,9 +2,11 @@
 
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -14,6 +16,7 @@ from tests.live_server import LiveServer, serve_in_thread, wait_until
 
 from twinspark.config.server import ServerConfig
 from twinspark.messages import Failed, Loading
+from twinspark.text.template import ChatPrompt
 from twinspark.text.tokenizer import Tokenizer
 
 CHAT = "/v1/chat/completions"
@@ -115,6 +118,7 @@ BAD_FIELDS = [
     ({"stop": ["a", ""]}, "stop"),
     ({"stop": 5}, "stop"),
     ({"stop": ["x"] * 65}, "stop"),
+    ({"stop": "x" * 4097}, "stop"),
     ({"stream": "yes"}, "stream"),
     ({"stream": 1}, "stream"),
     ({"stream_options": []}, "stream_options"),
@@ -158,6 +162,7 @@ def test_fields_out_of_their_range(http: httpx.Client) -> None:
 GOOD_FIELDS = [
     {"max_tokens": "20"}, {"max_tokens": 20.0}, {"max_tokens": None}, {"temperature": 0},
     {"temperature": "0.5"}, {"top_k": -1}, {"top_k": 0}, {"top_p": 0}, {"seed": -1},
+    {"top_k": 2**64}, {"top_k": 1e29}, {"top_k": 2**70},
     {"seed": 2**70}, {"stop": None}, {"stop": []}, {"stop": ["a", "b"]}, {"n": 1}, {"n": "1"},
     {"logprobs": False}, {"logit_bias": {}}, {"presence_penalty": 0.0}, {"tools": []},
     {"tool_choice": "none"}, {"tools": [{"type": "function"}], "tool_choice": "none"},
@@ -446,3 +451,40 @@ def test_health_tells_loading_ready_draining_and_failed(
     assert (reply.status_code, reply.json()["status"]) == (503, "failed")
     assert reply.json()["fatal"] == "rank 0 caught fire"
     assert http.post(CHAT, json=chat_body()).json()["error"]["code"] == "engine_dead"
+
+
+def test_a_prompt_far_over_the_context_is_refused_without_encoding_it(
+    http: httpx.Client, server: LiveServer, small_tokenizer: Tokenizer, monkeypatch: Any
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("encoded")
+
+    text = "x" * (8000 * small_tokenizer.max_token_bytes)
+    assert len(small_tokenizer.encode_plain(text)) >= 8000
+    monkeypatch.setattr("twinspark.text.template.ChatPrompt.encode", never)
+    reply = http.post(CHAT, json=chat_body(text))
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (400, "context_length_exceeded")
+    # 4 special tokens stand around the text, and 1 token is for the reply.
+    assert "at least 8005 tokens (at least 8004 in" in error["message"], error
+    assert error["param"] == "messages" and "maximum context length is 1000" in error["message"]
+
+
+def test_a_long_prompt_is_encoded_beside_the_event_loop(
+    http: httpx.Client, engine: FakeEngine, small_tokenizer: Tokenizer, monkeypatch: Any
+) -> None:
+    threads: set[str] = set()
+    encode = ChatPrompt.encode
+
+    def watched(prompt: ChatPrompt, tokenizer: Tokenizer) -> list[int]:
+        threads.add(threading.current_thread().name)
+        return encode(prompt, tokenizer)
+
+    monkeypatch.setattr(ChatPrompt, "encode", watched)
+    assert engine.ready is not None
+    engine.ready = replace(engine.ready, max_context_tokens=100_000)
+    text = "x " * 20_000
+    assert http.post(CHAT, json=chat_body(text)).status_code == 200
+    assert threads == {"twinspark-worker"}
+    prompt = small_tokenizer.decode(engine.requests[-1].prompt_ids)
+    assert text in prompt

@@ -1,7 +1,9 @@
 """Tables of cached rows, addressed by row number, in one of two formats that hold the same values.
 
 "bf16" keeps the rounded values themselves; "packed" keeps the bytes of model specification 4.2.
-Values are on their fp8 or fp4 grids before they come here, so both return the same bits.
+Window rows and keys are on their grids before they come here, and rounding those again changes
+nothing; compressed rows come unrounded and are rounded here, once. So both formats return the same
+bits.
 Letters: B rows addressed, H width of a row. Read next: `view.py`.
 """
 
@@ -17,14 +19,17 @@ RowFormat = Literal["window", "compressed", "index_key"]
 
 
 class RowTable(Protocol):
-    """Rows by number. Reading a row that was never written gives unspecified finite values."""
+    """Rows by number. Reading a row that was never written gives unspecified values."""
 
     @property
     def num_bytes(self) -> int:
         """Memory held."""
 
     def write(self, index_B: Tensor, rows_BH: Tensor) -> None:
-        """Store rows; row numbers must differ from each other."""
+        """Store rows; row numbers must differ from each other.
+
+        Compressed rows come unrounded (rule C of model specification 4.3 is applied here).
+        """
 
     def read(self, index: Tensor) -> Tensor:
         """Rows at `index` [...] as [..., H] in the activations' dtype."""
@@ -36,8 +41,17 @@ class RowTable(Protocol):
 class PlainRows:
     """Values as they are, bf16 (float64 for float64 models)."""
 
-    def __init__(self, num_rows: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        num_rows: int,
+        width: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        row_format: RowFormat,
+    ) -> None:
         self._rows_BH = torch.zeros(num_rows, width, dtype=dtype, device=device)
+        self._rounds = row_format == "compressed"
 
     @property
     def num_bytes(self) -> int:
@@ -46,6 +60,8 @@ class PlainRows:
 
     def write(self, index_B: Tensor, rows_BH: Tensor) -> None:
         """Store rows by number."""
+        if self._rounds:
+            rows_BH = rounding.qdq4x16(rows_BH)
         self._rows_BH.index_copy_(0, index_B, rows_BH)
 
     def read(self, index: Tensor) -> Tensor:
@@ -138,4 +154,4 @@ def row_table(
     """
     if store == "packed":
         return PackedRows(num_rows, width, dtype, device, row_format=row_format)
-    return PlainRows(num_rows, width, dtype, device)
+    return PlainRows(num_rows, width, dtype, device, row_format=row_format)

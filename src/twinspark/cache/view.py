@@ -98,6 +98,6 @@ class Caches:
     def reset(self, slot: int) -> None:
         """Forget what outlives positions when a slot gets a new request.
 
-        Rows need no clearing: validity is position arithmetic, stale contents are never read.
+        Rows need no clearing: validity is position arithmetic, and what is not valid has no weight.
         """
         self.window_start[slot] = 0

@@ -58,6 +58,9 @@ def chat(
         int | None, typer.Option(help="Longest conversation, in tokens.")
     ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
+    no_checksums: Annotated[
+        bool, typer.Option("--no-checksums", help="Skip the pack's manifest.")
+    ] = False,
     config: Annotated[Path | None, typer.Option(help="Settings file (TOML).")] = None,
 ) -> None:
     """Chat with a pack in the terminal."""
@@ -73,12 +76,13 @@ def chat(
     given: dict[str, Any] = {"seed": seed, "temperature": temperature, "max_tokens": max_tokens}
     given = {name: value for name, value in given.items() if value is not None}
     check_sampling(Sampling(**given))
-    loading = LoadingLine()
+    loading = LoadingLine(only_terminal=once is not None)
     try:
         llm = LLM(
             pack,
             config=replace(settings, slots=1),
             on_progress=lambda phase, done: loading.show(Loading(phase=phase, fraction=done)),
+            verify=not no_checksums,
         )
     finally:
         loading.close()
@@ -122,7 +126,8 @@ def run_terminal(session: "ChatSession") -> None:
             else:
                 say(describe(session.ask(line).stats))
         except RequestError as error:
-            say(str(error))
+            is_full = error.code == "context_length_exceeded"
+            say(f"{error}; /reset forgets the conversation" if is_full else str(error))
 
 
 @dataclass
@@ -181,12 +186,18 @@ class ChatSession:
                     return self._set("temperature", float(value))
                 case "max-tokens":
                     return self._set("max_tokens", None if value == "off" else int(value))
+        except RequestError as error:
+            return f"/{name}: {error}"
         except (ValueError, KeyError):
             return f"/{name} does not take {value!r}; /help says what it takes"
         return f"no command /{name}; /help lists them"
 
     def _set(self, name: str, value: Any) -> str:
-        self.sampling = replace(self.sampling, **{name: value})
+        from twinspark.engine.request import check_sampling
+
+        changed = replace(self.sampling, **{name: value})
+        check_sampling(changed)
+        self.sampling = changed
         return f"{name} is {'off' if value is None else value}"
 
 

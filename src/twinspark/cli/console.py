@@ -1,7 +1,10 @@
 """What long-running commands write for people: lines on stderr, so that stdout stays clean."""
 
+import os
 import sys
+from pathlib import Path
 
+from twinspark.errors import ConfigError
 from twinspark.messages import Loading
 
 STEP = 0.25
@@ -12,16 +15,38 @@ def say(text: str) -> None:
     print(f"twinspark: {text}", file=sys.stderr, flush=True)
 
 
+def check_writable(path: Path) -> None:
+    """Check before long work that its result can be written to `path`.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    folder = path.parent
+    if path.is_dir():
+        problem = f"{path} is a folder"
+    elif not folder.is_dir():
+        problem = f"the folder {folder} does not exist"
+    elif not os.access(path if path.exists() else folder, os.W_OK):
+        problem = f"{path} may not be written"
+    else:
+        return
+    raise ConfigError(f"cannot write --out: {problem}; name a file in a folder you may write to")
+
+
 class LoadingLine:
     """Shows the engine's progress: in place on a terminal, every quarter elsewhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, only_terminal: bool = False) -> None:
+        """With `only_terminal` it shows nothing elsewhere."""
+        self._only_terminal = only_terminal
         self._shown = ("", -1.0)
         self._is_terminal = sys.stderr.isatty()
         self._is_open = False
 
     def show(self, loading: Loading) -> None:
         """Take a report; prints it if it says something new."""
+        if self._only_terminal and not self._is_terminal:
+            return
         phase, fraction = self._shown
         is_new = loading.phase != phase or loading.fraction >= min(fraction + STEP, 1.0) > fraction
         if not (is_new or self._is_terminal):

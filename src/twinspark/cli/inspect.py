@@ -13,6 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from twinspark.cli.console import check_writable
 from twinspark.errors import ConfigError, FormatError, MissingTensor
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def inspect(
     if tensor is not None:
         if out is None:
             raise ConfigError("--tensor needs --out FILE.npy")
+        check_writable(out)
         _write_tensor(pack, tensor, out, inner=inner, verify=not no_checksums, engram=engram)
         return
     if out is not None or inner:
@@ -157,7 +159,9 @@ def _write_tensor(
 
     pack = open_pack(path, verify=verify, engram_path=engram)
     prefix = name.removesuffix(".weight").removesuffix(".trellis")
-    if prefix.partition(".slice.")[0] in pack.storage:
+    whole, _, group = prefix.partition(".slice.")
+    if whole in pack.storage:
+        _check_slice(pack, prefix, group)
         array = _matrix(pack, prefix, inner=inner)
     elif name in pack.names:
         if inner:
@@ -168,6 +172,15 @@ def _write_tensor(
     with out.open("wb") as file:
         np.save(file, array)
     print(f"{out}: {array.dtype} {list(array.shape)}", file=sys.stderr)
+
+
+def _check_slice(pack: Any, prefix: str, group: str) -> None:
+    groups = pack.config.o_groups if prefix.partition(".slice.")[0].endswith(".wo_a") else 0
+    if ".slice." in prefix and group not in map(str, range(groups)):
+        raise MissingTensor(
+            f"the pack has no matrix {prefix}; only wo_a is cut, into .slice.0 to "
+            f".slice.{pack.config.o_groups - 1}"
+        )
 
 
 def _matrix(pack: Any, prefix: str, *, inner: bool) -> Any:

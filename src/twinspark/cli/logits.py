@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
+from twinspark.cli.console import check_writable
 from twinspark.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
@@ -28,14 +29,20 @@ def logits(
     chunk: Annotated[int, typer.Option(min=1, help="rows a forward call")] = 512,
     prefill: Annotated[str, typer.Option(help="full, cone or replay")] = "full",
     virtual_shards: Annotated[int, typer.Option(help="2 or 4; another number, other bits")] = 2,
+    no_checksums: Annotated[
+        bool, typer.Option("--no-checksums", help="Skip the pack's manifest.")
+    ] = False,
 ) -> None:
     """Run token ids through a pack and write the logits of every position."""
     if prefill not in ("full", "cone", "replay"):
         raise ConfigError(f"--prefill is {prefill!r}; choose full, cone or replay")
-    from twinspark.model.loading import load_model
-
     tokens = parse_ids(ids)
-    model = load_model(pack, virtual_shards=virtual_shards)
+    check_writable(out)
+    from twinspark.model.loading import load_model
+    from twinspark.pack.reader import open_pack
+
+    opened = open_pack(pack, verify=not no_checksums)
+    model = load_model(opened, virtual_shards=virtual_shards)
     rows, values = run(model, tokens, chunk=chunk, mode=cast(Mode, prefill))
     tensors: dict[str, np.ndarray] = {"logits": values}
     if prefill != "full":

@@ -11,6 +11,8 @@ from typing import Annotated
 import typer
 
 from twinspark.cli import bench, chat, demo, inspect, logits, quantize, serve, worker
+from twinspark.cli.streams import drop_output, fill_closed, flush_output, tell
+from twinspark.config.env import read_environment
 from twinspark.errors import ConfigError, PackError, RequestError, TwinSparkError
 from twinspark.version import VERSION
 
@@ -42,6 +44,7 @@ def _options(
     ] = False,
 ) -> None:
     """An exact inference engine and server for DeepSeek-V4.1-Flash EXL3 packs."""
+    read_environment()  # an unknown TWINSPARK_ name is an error in every command
 
 
 for command in (chat, serve, inspect, bench, quantize, demo, worker):
@@ -55,12 +58,27 @@ def main() -> None:
 
 
 def run(command: Callable[[], object]) -> None:
-    """Run something; errors raised on purpose become one message and an exit code."""
+    """Run something; errors raised on purpose, and the system's, become a message and a code."""
+    fill_closed()
     try:
-        command()
+        try:
+            command()
+        finally:
+            flush_output()
     except TwinSparkError as error:
-        print(f"twinspark: {error}", file=sys.stderr)
+        tell(str(error))
         unusable = isinstance(error, PackError | ConfigError | RequestError)
         sys.exit(EXIT_UNUSABLE if unusable else EXIT_FAILED)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:  # the reader of our output has gone, as `head` does
+        drop_output()
+        sys.exit(EXIT_FAILED)
+    except OSError as error:
+        drop_output()
+        reason = error.strerror or str(error)
+        if error.filename is None:
+            tell(f"a read or write failed: {reason}; check where input and output go")
+        else:
+            tell(f"cannot read or write {error.filename}: {reason}; check the path and its rights")
+        sys.exit(EXIT_FAILED)

@@ -21,10 +21,13 @@ from twinspark.cli.logs import set_up_logging
 from twinspark.errors import ConfigError
 
 if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
     from twinspark.config.engine import EngineConfig
     from twinspark.config.server import ServerConfig
     from twinspark.pack.reader import Pack
-    from twinspark.server.link import EngineProcess
+    from twinspark.server.link import EngineLink, EngineProcess
+    from twinspark.text.tokenizer import Tokenizer
 
 LISTEN_BACKLOG = 2048
 
@@ -60,6 +63,9 @@ def serve(
     grace: Annotated[
         float | None, typer.Option(help="Seconds running replies get after Ctrl-C [5].")
     ] = None,
+    no_checksums: Annotated[
+        bool, typer.Option("--no-checksums", help="Skip the pack's manifest.")
+    ] = False,
     config: Annotated[Path | None, typer.Option(help="Settings file (TOML).")] = None,
 ) -> None:
     """Serve a pack over the OpenAI API."""
@@ -67,6 +73,7 @@ def serve(
     from twinspark.config.load import make_settings, read_sources
     from twinspark.config.paths import demo_pack_path
     from twinspark.config.server import SamplingDefaults, ServerConfig
+    from twinspark.engine.startup import open_tokenizer
     from twinspark.pack.reader import open_pack
 
     sources = read_sources(config)
@@ -82,8 +89,14 @@ def serve(
     }  # fmt: skip
     engine_config = make_settings(EngineConfig, "engine", sources, engine_flags)
     path = demo_pack_path() if pack is None else pack
-    opened = open_pack(path)
-    run_server(opened, server_config, engine_config, log_level=sources.log_level)
+    verify = not no_checksums
+    opened = open_pack(path, verify=verify)
+    engine_config.context_tokens(opened.config.max_position_embeddings)
+    tokenizer = open_tokenizer(opened)
+    level = sources.log_level
+    run_server(
+        opened, server_config, engine_config, tokenizer=tokenizer, log_level=level, verify=verify
+    )
 
 
 def run_server(
@@ -92,6 +105,8 @@ def run_server(
     engine_config: "EngineConfig",
     *,
     log_level: str,
+    tokenizer: "Tokenizer | None" = None,
+    verify: bool = True,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
     """Serve until a stop signal.
@@ -101,6 +116,8 @@ def run_server(
         config: the server's settings.
         engine_config: the engine's.
         log_level: debug, info, warning or error.
+        tokenizer: the pack's; None reads it.
+        verify: whether the engine process compares the pack with its manifest too.
         on_ready: called once with the server's address; must return at once.
 
     Raises:
@@ -108,29 +125,41 @@ def run_server(
         EngineDied: the engine ended before it was ready.
     """
     set_up_logging(log_level)
+    from twinspark.config.paths import pack_name
+    from twinspark.text.tokenizer import Tokenizer
+
+    tokenizer = tokenizer or Tokenizer.from_file(pack.tokenizer_path)
+    defaults = config.sampling.over(pack.generation_config)
+    skip = [] if verify else ["--no-checksums"]
+
+    def make_app(link: "EngineLink") -> "Starlette":
+        from twinspark.server.app import build_app
+
+        name = config.model_name or pack_name(pack.path)
+        return build_app(config, link, tokenizer, model_name=name, defaults=defaults)
+
     listener = bind(config.host, config.port)
     with listener:
         from twinspark.server.link import EngineProcess
 
-        process = EngineProcess(lambda fd: worker_command(pack.path, engine_config, log_level, fd))
+        process = EngineProcess(
+            lambda fd: [*worker_command(pack.path, engine_config, log_level, fd), *skip]
+        )
         try:
-            _serve_http(pack, config, process, listener, on_ready)
+            _serve_http(make_app, config, process, listener, on_ready)
         finally:
             process.end()
 
 
 def _serve_http(
-    pack: "Pack",
+    make_app: "Callable[[EngineLink], Starlette]",
     config: "ServerConfig",
     process: "EngineProcess",
     listener: socket.socket,
     on_ready: Callable[[str], None] | None,
 ) -> None:
     from twinspark.cli.lifecycle import ServerLife
-    from twinspark.config.paths import pack_name
-    from twinspark.server.app import build_app
     from twinspark.server.link import EngineLink
-    from twinspark.text.tokenizer import Tokenizer
 
     url = base_url(listener)
     say(f"listening on {url} (GET /health says when the model is ready)")
@@ -138,14 +167,7 @@ def _serve_http(
         say(f"WARNING: {config.host} is open to other machines, and no key is asked for")
     loading = LoadingLine()
     link = EngineLink(process, on_loading=loading.show)
-    app = build_app(
-        config,
-        link,
-        Tokenizer.from_file(pack.tokenizer_path),
-        model_name=config.model_name or pack_name(pack.path),
-        defaults=config.sampling.over(pack.generation_config),
-    )
-    life = ServerLife(app, process, listener, loading)
+    life = ServerLife(make_app(link), process, listener, loading)
     life.run(link, on_ready=lambda: on_ready(url) if on_ready else None)
 
 
@@ -176,8 +198,11 @@ def bind(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ConfigError(f"cannot use the address {host!r}: {error}") from error
+    except (OSError, ValueError) as error:  # ValueError: no host name can be written so
+        raise ConfigError(
+            f"cannot use the address {host!r}: {error}; give an address of this machine, such as "
+            "127.0.0.1, with --host"
+        ) from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)

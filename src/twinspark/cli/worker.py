@@ -29,6 +29,7 @@ def engine_worker(
     parent: Annotated[int, typer.Option(help="Process id of the server.")],
     log_level: Annotated[str, typer.Option(help="As TWINSPARK_LOG_LEVEL.")] = "info",
     settings: Annotated[str, typer.Option(help="Engine settings as JSON.")] = "{}",
+    no_checksums: Annotated[bool, typer.Option("--no-checksums", help="As of serve.")] = False,
 ) -> None:
     """Run the engine of a server; started by `serve`, not by hand."""
     die_with_parent(parent)
@@ -39,7 +40,10 @@ def engine_worker(
 
     set_up_logging(log_level)
     config = EngineConfig(**json.loads(settings))
-    run_host(socket.socket(fileno=fd), lambda report: load_engine(pack, config, on_progress=report))
+    run_host(
+        socket.socket(fileno=fd),
+        lambda report: load_engine(pack, config, on_progress=report, verify=not no_checksums),
+    )
 
 
 def die_with_parent(parent: int) -> None:

@@ -14,7 +14,9 @@ DEFAULT_CONTEXT_TOKENS = 32768
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Settings of one engine. None of them changes a reply, only when and how fast it comes.
+    """Settings of one engine: when and how fast replies come.
+
+    Only `mask_reserved` and `virtual_shards` change what a reply is.
 
     Attributes:
         slots: requests that run at the same time.

@@ -48,7 +48,7 @@ VARIABLES = (
         name="TWINSPARK_THREADS",
         setting="engine.threads",
         kind=int,
-        help="CPU threads of a forward pass; default: what torch finds",
+        help="CPU threads of a forward pass; default: 1 for small models, else torch's",
     ),
     Variable(
         name="TWINSPARK_HOST",

@@ -139,6 +139,8 @@ def _typed(where: str, hint: Any, value: Any) -> Any:
             return float(value)
         if isinstance(option, type) and type(value) is option:
             return value
+    if any(dataclasses.is_dataclass(option) for option in options):
+        raise ConfigError(f"{where} is {value!r}, expected a table of settings")
     names = " or ".join(getattr(o, "__name__", str(o)) for o in options if o is not type(None))
     raise ConfigError(f"{where} is {value!r}, expected {names}")
 

@@ -10,11 +10,12 @@ from math import isfinite
 from typing import Any
 
 from twinspark.errors import ConfigError
-from twinspark.messages import Sampling
+from twinspark.messages import HIGHEST_TEMPERATURE, LOWEST_TEMPERATURE, MAX_TOP_K, Sampling
 
 LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost"})
+# The engine's own limits (`engine/request.py`), so that no default makes it refuse every request.
 _SAMPLING_RANGES: dict[str, float | None] = {
-    "temperature": None, "top_p": 1.0, "top_k": None, "min_p": 1.0,
+    "temperature": HIGHEST_TEMPERATURE, "top_p": 1.0, "top_k": None, "min_p": 1.0,
 }  # fmt: skip
 
 
@@ -35,9 +36,9 @@ class SamplingDefaults:
     min_p: float | None = None
 
     def __post_init__(self) -> None:
-        for name, high in _SAMPLING_RANGES.items():
+        for name in _SAMPLING_RANGES:
             if getattr(self, name) is not None:
-                _check_number(f"sampling.{name}", getattr(self, name), 0, high)
+                _check_sampling(f"sampling.{name}", name, getattr(self, name))
 
     def over(self, generation_config: Mapping[str, Any]) -> Sampling:
         """Fill the gaps from a pack's generation_config.json, then from our own defaults.
@@ -46,15 +47,17 @@ class SamplingDefaults:
             ConfigError: a key of the pack's file has a value out of its range.
         """
         found: dict[str, Any] = {}
-        for name, high in _SAMPLING_RANGES.items():
+        for name in _SAMPLING_RANGES:
             value = generation_config.get(name)
             if value is not None:
-                _check_number(f"generation_config.json: {name}", value, 0, high)
+                _check_sampling(f"generation_config.json: {name}", name, value)
                 found[name] = int(value) if name == "top_k" else float(value)
             if getattr(self, name) is not None:
                 found[name] = getattr(self, name)
         if generation_config.get("do_sample") is False and self.temperature is None:
             found["temperature"] = 0.0
+        if "top_k" in found:
+            found["top_k"] = min(int(found["top_k"]), MAX_TOP_K)
         return Sampling(**found)
 
 
@@ -96,6 +99,8 @@ class ServerConfig:
         _check_number("max_nesting", self.max_nesting, 4, 512)
         if self.default_max_tokens is not None:
             _check_number("default_max_tokens", self.default_max_tokens, 1, None)
+        if not isinstance(self.sampling, SamplingDefaults):
+            raise ConfigError(f"[server.sampling] must be a table, got {self.sampling!r}")
 
     @property
     def is_loopback(self) -> bool:
@@ -108,9 +113,28 @@ class ServerConfig:
             return False
 
 
+def _check_sampling(where: str, name: str, value: Any) -> None:
+    _check_number(where, value, 0, _SAMPLING_RANGES[name])
+    if name == "temperature" and 0 < value < LOWEST_TEMPERATURE:
+        raise ConfigError(
+            f"{where} is {value}, expected 0 (greedy) or at least {LOWEST_TEMPERATURE:g}"
+        )
+    if name == "top_k" and value != int(value):
+        raise ConfigError(f"{where} is {value}, expected a whole number, 0 (off) or more")
+
+
 def _check_number(name: str, value: Any, low: float, high: float | None) -> None:
-    limits = f"{low} or more" if high is None else f"{low} to {high}"
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+    limits = f"{low:g} or more" if high is None else f"{low:g} to {high:.9g}"
+    if not _is_finite(value):
         raise ConfigError(f"{name} is {value!r}, expected a number, {limits}")
     if value < low or (high is not None and value > high):
         raise ConfigError(f"{name} is {value}, expected {limits}")
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return isfinite(value)
+    except OverflowError:  # an integer beyond the range of floats
+        return False

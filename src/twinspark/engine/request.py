@@ -14,15 +14,20 @@ import numpy as np
 
 from twinspark.engine.sampler import ChoiceRule
 from twinspark.errors import RequestError
-from twinspark.messages import FinishReason, GenerateRequest, ReplyStats, Sampling
+from twinspark.messages import (
+    HIGHEST_TEMPERATURE,
+    LOWEST_TEMPERATURE,
+    MAX_STOP_CHARACTERS,
+    MAX_STOP_STRINGS,
+    FinishReason,
+    GenerateRequest,
+    ReplyStats,
+    Sampling,
+)
 from twinspark.text.reply import ReplyText
 from twinspark.text.tokenizer import Tokenizer
 
 SEED_SPACE = 1 << 64
-LOWEST_TEMPERATURE = 1e-100  # a logit over less is no number any more
-HIGHEST_TEMPERATURE = 1e6
-MAX_STOP_STRINGS = 64
-MAX_STOP_CHARACTERS = 4096
 
 
 def check_request(request: GenerateRequest, *, vocab_size: int, context_tokens: int) -> int:

@@ -2,7 +2,8 @@
 
 Owns the sessions and is the only one that changes them. Reads no clock to decide anything.
 Every running stream decodes in every round; prompts share a fixed budget of rows beside them,
-fewest tokens left first. Read next: `core.py` (the caller), `plan.py`, `pool.py`.
+half for the oldest, the rest fewest tokens left first. Read next: `core.py` (the caller),
+`plan.py`, `pool.py`.
 """
 
 from collections import deque
@@ -78,8 +79,8 @@ class Scheduler:
             raise RequestError(f"request id {request_id!r} is in use", param="request_id")
         if not self.has_room:
             raise CapacityError(
-                f"{len(self._running)} requests run and {len(self._waiting)} wait, which is all "
-                "this engine holds; try again later"
+                f"the queue is full: {len(self._running)} running, {len(self._waiting)} waiting; "
+                "try again later"
             )
 
     def add(self, session: Session) -> None:
@@ -164,16 +165,24 @@ class Scheduler:
             self._running[slot] = session
 
     def _pieces(self) -> tuple[PlannedRows, ...]:
-        budget = self._prefill_chunk
-        pieces = []
         prompts = [s for s in self._by_id.values() if s.slot is not None and s.prompt_left > 0]
+        if not prompts:
+            return ()
+        # half of the rows are the oldest prompt's, so that short ones cannot starve it
+        oldest = prompts[0]
+        counts = {oldest.request.request_id: min(oldest.prompt_left, -(-self._prefill_chunk // 2))}
+        budget = self._prefill_chunk - sum(counts.values())
         for session in sorted(prompts, key=lambda s: s.prompt_left):  # stable: then by arrival
-            count = min(session.prompt_left, budget)
-            if count == 0:
-                break
-            ids = session.ids[session.computed : session.computed + count]
-            pieces.append(self._rows(session, ids, prompt_end=session.prompt_tokens))
-            budget -= count
+            taken = counts.get(session.request.request_id, 0)
+            more = min(session.prompt_left - taken, budget)
+            counts[session.request.request_id] = taken + more
+            budget -= more
+        pieces = []
+        for session in prompts:
+            count = counts[session.request.request_id]
+            if count > 0:
+                ids = session.ids[session.computed : session.computed + count]
+                pieces.append(self._rows(session, ids, prompt_end=session.prompt_tokens))
         return tuple(pieces)
 
     def _rows(

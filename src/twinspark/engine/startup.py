@@ -17,7 +17,7 @@ from twinspark.config.paths import pack_name
 from twinspark.config.server import SamplingDefaults
 from twinspark.errors import ConfigError
 from twinspark.messages import Sampling
-from twinspark.pack.reader import open_pack
+from twinspark.pack.reader import Pack, open_pack
 from twinspark.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -52,7 +52,11 @@ class LoadedEngine:
 
 
 def load_engine(
-    path: Path, config: EngineConfig | None = None, *, on_progress: OnProgress | None = None
+    path: Path,
+    config: EngineConfig | None = None,
+    *,
+    on_progress: OnProgress | None = None,
+    verify: bool = True,
 ) -> LoadedEngine:
     """Load a pack.
 
@@ -60,6 +64,7 @@ def load_engine(
         path: its folder.
         config: engine settings; None is the defaults.
         on_progress: told the phase and how much of it is done, 0 to 1. What it raises ends loading.
+        verify: compare the pack with its manifest, if it has one.
 
     Raises:
         PackError: something is wrong with the pack.
@@ -69,9 +74,8 @@ def load_engine(
     config = config or EngineConfig()
     report = on_progress or (lambda _phase, _fraction: None)
     report("checking the pack", 0.0)
-    pack = open_pack(path)
-    tokenizer = Tokenizer.from_file(pack.tokenizer_path)
-    _check_ends(pack.config, tokenizer)
+    pack = open_pack(path, verify=verify)
+    tokenizer = open_tokenizer(pack)
     default_sampling = SamplingDefaults().over(pack.generation_config)
     config.context_tokens(pack.config.max_position_embeddings)
     report("checking the pack", 1.0)
@@ -104,6 +108,18 @@ def load_engine(
         load_seconds=load_seconds,
         default_sampling=default_sampling,
     )
+
+
+def open_tokenizer(pack: Pack) -> Tokenizer:
+    """The tokenizer of a pack, after checking that the pack's config means the same ends.
+
+    Raises:
+        FormatError: it cannot be used.
+        ConfigError: config.json has other ids.
+    """
+    tokenizer = Tokenizer.from_file(pack.tokenizer_path)
+    _check_ends(pack.config, tokenizer)
+    return tokenizer
 
 
 def _check_ends(config: ModelConfig, tokenizer: Tokenizer) -> None:

@@ -21,7 +21,7 @@ def sparse_attention(
 
     Args:
         q_TNH: [T, N, H] bf16, fp32 or fp64.
-        rows_TKH: [T, K, H]; finite where invalid.
+        rows_TKH: [T, K, H]; finite where invalid (`clear_invalid` sees to it).
         valid_TK: [T, K] bool.
         sink_N: [N], logit of the sink of each head.
         scale: factor of the dot products.
@@ -38,3 +38,18 @@ def sparse_attention(
     weight_TNK = exp(score_TNK.sub_(peak_TN1))
     total_TN1 = weight_TNK.sum(-1, keepdim=True) + exp(sink_N1 - peak_TN1)
     return (torch.bmm(weight_TNK, rows) / total_TN1).to(q_TNH.dtype)
+
+
+def clear_invalid(rows_TKH: Tensor, valid_TK: Tensor) -> Tensor:
+    """The list with zeros where no entry is valid.
+
+    Such places hold whatever an earlier request left; a NaN there times a weight of 0 is a NaN.
+    Zeros change no bit of what finite leftovers give, so nothing is copied when all are valid.
+
+    Args:
+        rows_TKH: [T, K, H]. Not modified.
+        valid_TK: [T, K] bool.
+    """
+    if bool(valid_TK.all()):
+        return rows_TKH
+    return rows_TKH.masked_fill(~valid_TK[:, :, None], 0.0)

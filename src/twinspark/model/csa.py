@@ -16,7 +16,7 @@ from twinspark.distributed.collectives import sum_shards
 from twinspark.kernels.elementwise import compute_dtype
 from twinspark.kernels.rms_norm import rms_norm
 from twinspark.kernels.rounding import qdq8
-from twinspark.kernels.sparse_attention import sparse_attention
+from twinspark.kernels.sparse_attention import clear_invalid, sparse_attention
 from twinspark.model.compressor import Compressor
 from twinspark.model.indexer import CallState, Indexer, Selection
 from twinspark.model.linear import ModelLoader, ShardBank, shard_slice
@@ -86,6 +86,7 @@ class AttentionWeights:
             [T, D] in qr's dtype.
         """
         config, dtype, num = self._config, qr_TR.dtype, len(qr_TR)
+        rows_TKH = clear_invalid(rows_TKH, valid_TK)
         shards, size = len(self._sinks), config.head_dim
         # no norm per head (model specification, trap 9)
         q_STR = self._wq_b(qr_TR).to(dtype)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from twinspark.errors import FormatError
+from twinspark.pack.files import file_size, open_file, readable
 
 DTYPE_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
@@ -77,8 +78,8 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         FormatError: the file is not a whole safetensors file; names the file, and the tensor
             where one is at fault.
     """
-    with path.open("rb") as file:
-        size = path.stat().st_size
+    size = file_size(path)
+    with open_file(path) as file, readable(path):
         raw, data_start = _header_bytes(file, path, size)
     document = _header_json(raw, path)
     document.pop("__metadata__", None)

@@ -12,9 +12,15 @@ from typing import Any
 import blake3
 
 from twinspark.errors import ChecksumError, FormatError
+from twinspark.pack.files import file_size, is_there, read_file, readable
 from twinspark.pack.format import MANIFEST_NAME, parse_json
 
 MANIFEST_FORMAT = 1
+
+_ADVICE = (
+    "Copy this file again. For a pack you edited, pass --no-checksums (serve, chat, logits, "
+    f"inspect) or delete {MANIFEST_NAME}."
+)
 
 
 def file_digest(path: Path) -> str:
@@ -44,9 +50,9 @@ def read_manifest(folder: Path) -> dict[str, tuple[int, str]] | None:
         FormatError: the manifest is damaged or of another format.
     """
     path = folder / MANIFEST_NAME
-    if not path.is_file():
+    if not is_there(path):
         return None
-    document = parse_json(path.read_bytes(), MANIFEST_NAME)
+    document = parse_json(read_file(path), MANIFEST_NAME)
     if not isinstance(document, dict) or document.get("format") != MANIFEST_FORMAT:
         found = document.get("format") if isinstance(document, dict) else None
         raise FormatError(
@@ -85,21 +91,20 @@ def check_manifest(folder: Path, limit_bytes: int) -> bool:
         return False
     for name, (size, _) in manifest.items():
         path = folder / name
-        if not path.is_file():
+        if not is_there(path):
             raise FormatError(f"{folder} lacks {name}, which {MANIFEST_NAME} lists")
-        found = path.stat().st_size
+        found = file_size(path)
         if found != size:
             raise FormatError(
-                f"{name}: expected {size} bytes by {MANIFEST_NAME}, found {found}. Copy this "
-                "file again, or pass --no-checksums for a pack you edited."
+                f"{name}: expected {size} bytes by {MANIFEST_NAME}, found {found}. {_ADVICE}"
             )
     if sum(size for size, _ in manifest.values()) > limit_bytes:
         return False
     for name, (_, digest) in manifest.items():
-        found_digest = file_digest(folder / name)
+        with readable(folder / name):
+            found_digest = file_digest(folder / name)
         if found_digest != digest:
             raise ChecksumError(
-                f"{name}: expected blake3 {digest[:16]}..., found {found_digest[:16]}.... Copy "
-                "this file again, or pass --no-checksums for a pack you edited."
+                f"{name}: expected blake3 {digest[:16]}..., found {found_digest[:16]}.... {_ADVICE}"
             )
     return True

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from twinspark.config.model import ModelConfig, parse_model_config
 from twinspark.errors import ConfigError, FormatError, MissingTensor
 from twinspark.pack.check import Storage, check_tensors, raise_problems
+from twinspark.pack.files import file_size, is_there, read_file, readable
 from twinspark.pack.format import (
     CODEBOOK_MARKERS,
     ENGRAM_PATTERN,
@@ -104,15 +105,16 @@ class Pack:
             FormatError: the pack has none.
         """
         path = self.path / "tokenizer.json"
-        if not path.is_file():
+        if not is_there(path):
             raise FormatError(f"the pack {self.path} has no tokenizer.json; copy the release's")
+        file_size(path)
         return path
 
     @property
     def generation_config(self) -> Mapping[str, Any]:
         """generation_config.json, or an empty mapping."""
         path = self.path / "generation_config.json"
-        return read_json_object(path) if path.is_file() else {}
+        return read_json_object(path) if is_there(path) else {}
 
 
 def open_pack(
@@ -155,7 +157,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     Raises:
         FormatError: it does not.
     """
-    document = parse_json(path.read_bytes(), path.name)
+    document = parse_json(read_file(path), path.name)
     if not isinstance(document, dict):
         raise FormatError(f"{path.name} must hold a JSON object")
     return document
@@ -168,14 +170,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         FormatError: the path is no pack.
         ConfigError: a pack of another kind.
     """
-    if not folder.exists():
-        raise FormatError(f"{folder} does not exist; expected the folder of a pack")
-    if not folder.is_dir():
-        with folder.open("rb") as file:
-            gguf = file.read(4) == b"GGUF"
-        what = "a GGUF file" if gguf else "a file"
-        raise FormatError(f"{folder} is {what}; {_SUPPORTED}: give the folder of such a pack")
-    names = sorted(p.name for p in folder.iterdir())
+    names = _names_in(folder)
     if not names:
         raise FormatError(f"{folder} is empty; {_SUPPORTED}: give the folder of such a pack")
     if "config.json" not in names:
@@ -185,6 +180,19 @@ def read_config(folder: Path) -> dict[str, Any]:
     document = read_json_object(folder / "config.json")
     _check_kind(document)
     return document
+
+
+def _names_in(folder: Path) -> list[str]:
+    with readable(folder):
+        if not folder.exists():
+            raise FormatError(f"{folder} does not exist; expected the folder of a pack")
+        if folder.is_dir():
+            return sorted(p.name for p in folder.iterdir())
+        what = "no folder"
+        if folder.is_file():
+            with folder.open("rb") as file:
+                what = "a GGUF file" if file.read(4) == b"GGUF" else "a file"
+        raise FormatError(f"{folder} is {what}; {_SUPPORTED}: give the folder of such a pack")
 
 
 def _check_kind(document: Mapping[str, Any]) -> None:
@@ -209,7 +217,7 @@ def shard_files(folder: Path) -> list[Path]:
     present = {p.name for p in folder.glob("*.safetensors")}
     engram = sorted(p.name for p in folder.glob(ENGRAM_PATTERN))
     shards = sorted(present - set(engram))
-    if (folder / INDEX_NAME).is_file():
+    if is_there(folder / INDEX_NAME):
         listed = set(_weight_map(folder).values())
         missing = sorted(listed - present)
         if missing:
@@ -252,7 +260,7 @@ def read_tensors(folder: Path, engram_path: Path | None = None) -> dict[str, Ten
         FormatError: a header is damaged, the index disagrees, or a tensor comes twice.
     """
     tensors: dict[str, TensorInfo] = {}
-    listed = _weight_map(folder) if (folder / INDEX_NAME).is_file() else None
+    listed = _weight_map(folder) if is_there(folder / INDEX_NAME) else None
     for file in shard_files(folder):
         header = read_header(file)
         if listed is not None:

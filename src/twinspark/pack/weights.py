@@ -157,7 +157,8 @@ class PackWeights:
                 )
         tiles = (_scaled(inputs, 16), _scaled(outputs, 16))
         marker = [m for m in CODEBOOK_MARKERS if f"{prefix}.{m}" in self.pack.tensors]
-        bias = f"{prefix}.bias" in self.pack.tensors
+        # a row-split product has its bias once, in the first part (EXL3 specification 2)
+        bias = f"{prefix}.bias" in self.pack.tensors and inputs.start == 0
         return Exl3Matrix(
             trellis=self._stored(f"{prefix}.trellis", tiles),
             suh=self._scales(prefix, "suh", "su", inputs),

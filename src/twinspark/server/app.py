@@ -4,22 +4,24 @@ Paths match by their end, so clients with odd base addresses work. The engine is
 `EngineClient`. Read next: `chat.py`.
 """
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from twinspark.config.server import ServerConfig
 from twinspark.errors import TwinSparkError
 from twinspark.messages import EngineClient, Ready, Sampling
 from twinspark.server.chat import chat_completions
-from twinspark.server.errors import ApiError, to_api_error
+from twinspark.server.errors import ApiError, draining, to_api_error
 from twinspark.server.json_response import JsonResponse
 from twinspark.server.state import ServerState
 from twinspark.text.tokenizer import Tokenizer
@@ -61,12 +63,39 @@ def build_app(
             ClientDisconnect: _on_client_gone,
             Exception: _on_fault,
         },
+        middleware=[Middleware(QuietEnd)],
     )
     app.router.redirect_slashes = False
     app.state.server = ServerState(
         config=config, model_name=model_name, defaults=defaults, engine=engine, tokenizer=tokenizer
     )
     return app
+
+
+class QuietEnd:
+    """Ends requests that are still open when the HTTP server gives up on them at shutdown.
+
+    It then cancels their tasks, which would leave a traceback in the log for each: an unfinished
+    upload, a prompt that is being encoded, a client that does not read its stream.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the request; when cancelled, send the shutdown error unless a reply has begun."""
+        has_started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal has_started
+            has_started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except asyncio.CancelledError:
+            if not has_started:
+                await draining().response()(scope, receive, send)
 
 
 async def list_models(request: Request) -> Response:

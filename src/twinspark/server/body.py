@@ -13,11 +13,12 @@ from typing import Any
 import orjson
 from starlette.requests import ClientDisconnect, Request
 
-from twinspark.server.errors import ApiError, bad_request
+from twinspark.server.errors import ApiError, bad_request, shown
 
 THREAD_BYTES = 256 * 1024
 DRAIN_BYTES = 64 * 1024 * 1024
 MAX_CONTAINERS = 1_000_000
+MAX_KEY_CHARS = 60  # of a key that an error names
 _NOT_BRACKET = bytes(sorted(set(range(256)) - set(b"[]{}")))
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
@@ -123,7 +124,10 @@ def _parse_object(data: bytes, members: int) -> dict[str, Any]:
         )
     if _count_members(value) != members:
         key = _find_duplicate(data)
-        raise bad_request(f"the key {key!r} is written twice in one object", param=key)
+        raise bad_request(
+            f"the key {shown(key)} is written twice in one object; send it once",
+            param=key[:MAX_KEY_CHARS],
+        )
     return value
 
 

@@ -7,7 +7,6 @@ state machine that the engine ends replies with. Read next: `streaming.py`, `tex
 import logging
 import secrets
 import time
-from asyncio import to_thread
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -57,7 +56,10 @@ async def chat_completions(request: Request) -> ASGIApp:
     fields = parse_chat_fields(body)
     prompt = render_request(body)
     ready = state.require_ready()
-    prompt_ids = await encode_prompt(state.tokenizer, prompt)
+    if is_long(prompt):
+        least = least_tokens(state.tokenizer, prompt)
+        reply_limit(fields, least, ready, config.default_max_tokens, is_least=True)
+    prompt_ids = await encode_prompt(state, prompt)
     limit = reply_limit(fields, len(prompt_ids), ready, config.default_max_tokens)
     generate = GenerateRequest(
         request_id=f"chatcmpl-{secrets.token_hex(12)}",
@@ -74,17 +76,44 @@ async def chat_completions(request: Request) -> ASGIApp:
     return WholeReply(reply.collect(), headers=headers)
 
 
-async def encode_prompt(tokenizer: Tokenizer, prompt: ChatPrompt) -> list[int]:
+def is_long(prompt: ChatPrompt) -> bool:
+    """Whether encoding takes long enough to be felt by other requests."""
+    return sum(len(segment.text) for segment in prompt.segments) > THREAD_CHARS
+
+
+def least_tokens(tokenizer: Tokenizer, prompt: ChatPrompt) -> int:
+    """What the prompt surely takes, found without encoding it: no token is longer than the longest.
+
+    A prompt far over the context would cost seconds and gigabytes to encode, only to be refused.
+    """
+    num_special = sum(segment.special for segment in prompt.segments)
+    num_bytes = sum(len(s.text.encode()) for s in prompt.segments if not s.special)
+    return num_special + -(-num_bytes // tokenizer.max_token_bytes)
+
+
+async def encode_prompt(state: ServerState, prompt: ChatPrompt) -> list[int]:
     """The prompt's ids; a long prompt is encoded in a thread, so that streams go on."""
-    if sum(len(segment.text) for segment in prompt.segments) > THREAD_CHARS:
-        return await to_thread(prompt.encode, tokenizer)
-    return prompt.encode(tokenizer)
+    if is_long(prompt):
+        return await state.workers.run(lambda: prompt.encode(state.tokenizer))
+    return prompt.encode(state.tokenizer)
 
 
 def reply_limit(
-    fields: ChatFields, prompt_tokens: int, ready: Ready, default_limit: int | None
+    fields: ChatFields,
+    prompt_tokens: int,
+    ready: Ready,
+    default_limit: int | None,
+    *,
+    is_least: bool = False,
 ) -> int:
     """Tokens the reply may take: what was asked, else the default capped to what is left.
+
+    Args:
+        fields: the request.
+        prompt_tokens: the length of the prompt.
+        ready: what the engine can hold.
+        default_limit: most tokens of replies that ask for no limit.
+        is_least: the prompt has these tokens or more; the refusal says so.
 
     Raises:
         ApiError: 400 when prompt and reply do not fit the context together.
@@ -94,10 +123,11 @@ def reply_limit(
     asked, param = fields.reply_limit
     wanted = asked or 1
     if wanted > room:
+        least = "at least " if is_least else ""
         raise bad_request(
             f"This model's maximum context length is {context} tokens. However, you requested "
-            f"{prompt_tokens + wanted} tokens ({prompt_tokens} in the messages, {wanted} in the "
-            f"completion). Please reduce the length of the messages or {param}.",
+            f"{least}{prompt_tokens + wanted} tokens ({least}{prompt_tokens} in the messages, "
+            f"{wanted} in the completion). Please reduce the length of the messages or {param}.",
             param="messages",
             code="context_length_exceeded",
         )

@@ -13,11 +13,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from twinspark.messages import Sampling
-from twinspark.server.errors import ApiError, bad_request
+from twinspark.messages import MAX_STOP_CHARACTERS, MAX_STOP_STRINGS, MAX_TOP_K, Sampling
+from twinspark.server.errors import ApiError, bad_request, shown
 from twinspark.text.thinking import TEMPLATE_KWARGS
-
-MAX_STOP_STRINGS = 64
 
 # Field -> the values that ask for nothing. Null is neutral for all of them.
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
@@ -85,9 +83,9 @@ def _number(value: Any) -> float:
         try:
             value = float(value)
         except ValueError:
-            raise ValueError(f"expected a number, got {_shown(value)}") from None
+            raise ValueError(f"expected a number, got {shown(value)}") from None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"expected a number, got {_shown(value)}")
+        raise ValueError(f"expected a number, got {shown(value)}")
     if not isfinite(value):
         raise ValueError("expected a finite number")
     return float(value)
@@ -98,7 +96,7 @@ def _integer(value: Any) -> int:
         return value
     number = _number(value)
     if number != int(number):
-        raise ValueError(f"expected a whole number, got {_shown(value)}")
+        raise ValueError(f"expected a whole number, got {shown(value)}")
     is_digits = isinstance(value, str) and value.strip().lstrip("+-").isdecimal()
     return int(value) if is_digits else int(number)
 
@@ -109,12 +107,12 @@ def _stop(value: Any) -> tuple[str, ...]:
         raise ValueError("expected a non-empty string or a list of them")
     if len(strings) > MAX_STOP_STRINGS:
         raise ValueError(f"expected at most {MAX_STOP_STRINGS} strings, got {len(strings)}")
+    longest = max(map(len, strings), default=0)
+    if longest > MAX_STOP_CHARACTERS:
+        raise ValueError(
+            f"expected strings of at most {MAX_STOP_CHARACTERS} characters, got one of {longest}"
+        )
     return tuple(strings)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value) if isinstance(value, str | int | float | None) else type(value).__name__
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 Integer = Annotated[int, BeforeValidator(_integer)]
@@ -168,7 +166,7 @@ class ChatFields(_Strict):
         numbers = {"temperature": self.temperature, "top_p": self.top_p, "min_p": self.min_p}
         given: dict[str, Any] = {name: v for name, v in numbers.items() if v is not None}
         if self.top_k is not None:
-            given["top_k"] = max(self.top_k, 0)
+            given["top_k"] = min(max(self.top_k, 0), MAX_TOP_K)
         return replace(
             defaults,
             **given,
@@ -236,11 +234,13 @@ def _refusal(error: ValidationError) -> ApiError:
     param = _path(first["loc"])
     if first["type"] == "missing":
         return bad_request(f"{param} is missing", param=param)
+    if first["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        return bad_request(f"{param} must be an object, got {shown(first['input'])}", param=param)
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, ValueError):
         return bad_request(f"{param}: {cause}", param=param)
     said = first["msg"].replace("Input should be", "expected").replace("List should", "should")
-    return bad_request(f"{param}: {said}, got {_shown(first['input'])}", param=param)
+    return bad_request(f"{param}: {said}, got {shown(first['input'])}", param=param)
 
 
 def _path(location: tuple[int | str, ...]) -> str:

@@ -16,6 +16,8 @@ from twinspark.server.json_response import JsonResponse
 LOADING_RETRY_S = 1
 CAPACITY_RETRY_S = 5
 RESTART_RETRY_S = 30
+ENGINE_DEAD = "engine_dead"
+ENGINE_ENDED = "engine_ended"  # the engine's own last word on what it leaves open
 
 
 class ApiError(Exception):
@@ -74,10 +76,18 @@ def unavailable(message: str, *, code: str, retry_s: int | None) -> ApiError:
     return ApiError(503, message, kind="server_error", code=code, headers=headers)
 
 
+def shown(value: Any) -> str:
+    """A value as a message may repeat it: its type or its text, never long."""
+    if isinstance(value, str):
+        value = value[:100]
+    text = repr(value) if isinstance(value, str | int | float | None) else type(value).__name__
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
 def engine_gone(cause: str) -> ApiError:
     """The engine process ended; only a restart of the server brings it back."""
     return unavailable(
-        f"the engine is gone: {cause}; restart the server", code="engine_dead", retry_s=None
+        f"the engine is gone: {cause}; restart the server", code=ENGINE_DEAD, retry_s=None
     )
 
 
@@ -106,6 +116,8 @@ def to_api_error(error: TwinSparkError | Failed) -> ApiError:
 
 
 def _from_failed(failed: Failed) -> ApiError:
+    if failed.code in (ENGINE_DEAD, ENGINE_ENDED):
+        return engine_gone(failed.message)
     if failed.kind == "request":
         return ApiError(400, failed.message, param=failed.param, code=failed.code)
     if failed.kind == "capacity":

@@ -7,6 +7,7 @@ inside the event loop. The child ends when its end of the pair closes. Read next
 
 import asyncio
 import logging
+import re
 import signal
 import socket
 import subprocess
@@ -34,11 +35,13 @@ from twinspark.messages import (
     TokenDelta,
     pack_message,
 )
+from twinspark.server.errors import ENGINE_DEAD
 
 CLOSED = "the server has ended it"
 READ_BYTES = 1 << 18
 EXIT_WAIT_S = 5.0
 NUM_LAST_LINES = 20
+_INFO_LINE = re.compile(r"\d\d:\d\d:\d\d (DEBUG|INFO) ")  # as `cli/logs.py` writes them
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +106,7 @@ class EngineProcess:
         return "".join(self._last_lines)
 
     def describe_end(self) -> str:
-        """How the child ended, with its last line of output."""
+        """How the child ended, with its last line of output that is no mere progress report."""
         self._copier.join(1.0)
         code = self.exit_code
         if code is None:
@@ -112,7 +115,8 @@ class EngineProcess:
             how = f"the engine process was killed by {signal.Signals(-code).name}"
         else:
             how = f"the engine process ended with exit code {code}"
-        last = next((line for line in reversed(self._last_lines) if line.strip()), "")
+        lines = (line for line in reversed(self._last_lines) if line.strip())
+        last = next((line for line in lines if not _INFO_LINE.match(line)), "")
         return f"{how}; its last line was: {last.strip()}" if last else how
 
     def _copy(self, source: IO[bytes]) -> None:
@@ -177,7 +181,7 @@ class EngineLink:
         request_id = request.request_id
         self._queues[request_id] = queue
         try:
-            self._send(request)
+            self._submit(request)
             while request_id in self._queues or not queue.empty():
                 yield await queue.get()
         finally:
@@ -213,6 +217,21 @@ class EngineLink:
             self._writer.write(pack_message(command))
         elif isinstance(command, GenerateRequest):
             self._deliver(self._dead(command.request_id))
+
+    def _submit(self, request: GenerateRequest) -> None:
+        """Send a request; one that the wire cannot carry fails alone, with its own reply."""
+        try:
+            self._send(request)
+        except TypeError as error:
+            logger.warning("%s cannot be sent to the engine: %s", request.request_id, error)
+            self._deliver(
+                Failed(
+                    request_id=request.request_id,
+                    kind="request",
+                    message=f"a value of the request cannot be sent to the engine: {error}; "
+                    "use smaller numbers",
+                )
+            )
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         frames = FrameReader()
@@ -265,6 +284,6 @@ class EngineLink:
         return Failed(
             request_id=request_id,
             kind="engine",
-            message=f"the engine is gone: {self._failure}",
-            code="engine_dead",
+            message=self._failure or "it ended without a word",
+            code=ENGINE_DEAD,
         )

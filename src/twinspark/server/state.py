@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from twinspark.config.server import ServerConfig
 from twinspark.messages import EngineClient, Ready, Sampling
 from twinspark.server.errors import LOADING_RETRY_S, draining, engine_gone, unavailable
+from twinspark.server.workers import Workers
 from twinspark.text.tokenizer import Tokenizer
 
 
@@ -23,6 +24,7 @@ class ServerState:
         open_replies: ids of replies under way; only routes change it.
         num_replies: all replies begun.
         is_draining: no new work; only `cli/serve.py` sets it.
+        workers: where long prompts are encoded.
     """
 
     config: ServerConfig
@@ -34,6 +36,7 @@ class ServerState:
     open_replies: set[str] = field(default_factory=set)
     num_replies: int = 0
     is_draining: bool = False
+    workers: Workers = field(default_factory=Workers)
 
     def require_ready(self) -> Ready:
         """What the engine said when it became ready.

@@ -6,6 +6,7 @@ pack. Not the prompt format (`template.py`), not the way back to text (`detokeni
 
 import json
 import re
+import stat
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +34,7 @@ RESERVED = re.compile(
     "|<\uff5c(?:rl_image_pad|rl_image_start|deepseek_image)\uff5c>"
 )
 SURROGATE = re.compile("[\ud800-\udfff]")
+MAX_FILE_BYTES = 256 << 20
 LONG_TEXT = 4096  # characters; above it encoding lets other threads run
 
 
@@ -94,9 +96,12 @@ class Tokenizer:
             FormatError: as the constructor, or the file cannot be read.
         """
         try:
-            data = Path(path).read_bytes()
+            data = _read(Path(path))
         except OSError as error:
-            raise FormatError(f"cannot read the tokenizer: {error}") from error
+            raise FormatError(
+                f"cannot read the tokenizer {path}: {error.strerror or error}; make it readable, "
+                "or copy the release's"
+            ) from error
         return cls(data)
 
     def special_id(self, text: str) -> int | None:
@@ -137,6 +142,13 @@ class Tokenizer:
         return b"".join(map(self.token_bytes, token_ids)).decode("utf-8", "replace")
 
     @cached_property
+    def max_token_bytes(self) -> int:
+        """Bytes of the longest token of plain text: n bytes of text take at least n / this ids."""
+        specials = set(self.specials.values())
+        plain = (data for i, data in enumerate(self._bytes) if data and i not in specials)
+        return max(map(len, plain), default=1)
+
+    @cached_property
     def _full(self) -> tokenizers.Tokenizer:
         return _build(self._json)
 
@@ -163,6 +175,17 @@ def _encode(engine: tokenizers.Tokenizer, text: str) -> list[int]:
     else:
         ids = engine.encode_batch_fast([text], add_special_tokens=False)[0].ids
     return ids
+
+
+def _read(path: Path) -> bytes:
+    """As pack/files.py, which this package does not know: a regular file of a sane size."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_FILE_BYTES:
+        raise FormatError(
+            f"{path}: expected a regular file of at most {MAX_FILE_BYTES} bytes; copy the release's"
+        )
+    with path.open("rb") as file:
+        return file.read(status.st_size)
 
 
 def _parse(data: bytes | str) -> tuple[str, dict[str, Any]]:

@@ -83,10 +83,18 @@ def test_commands_change_how_replies_are_made(make_session):
     assert "/reset" in session.command("/help")
 
 
-@pytest.mark.parametrize("line", ["/seed x", "/think maybe", "/temperature", "/what", "/"])
+@pytest.mark.parametrize(
+    "line", ["/seed x", "/temperature x", "/think maybe", "/temperature", "/what", "/"]
+)
 def test_wrong_commands_say_where_help_is(line, make_session):
     session = make_session()
     assert "/help" in session.command(line) and session.sampling == RULE
+
+
+@pytest.mark.parametrize("line", ["/temperature nan", "/temperature -1", "/max-tokens 0"])
+def test_numbers_out_of_range_are_refused_when_set(line, make_session):
+    session = make_session()
+    assert "expected" in session.command(line) and session.sampling == RULE
 
 
 def interrupt_soon():
@@ -130,3 +138,4 @@ def test_the_terminal_loop(make_session, capsys, monkeypatch):
     assert session.messages[1]["content"] in out
     assert len(session.messages) == 2
     assert "seed is 7" in err and "Ctrl-D" in err and "context holds 2048" in err
+    assert "/reset forgets" in err

@@ -92,6 +92,9 @@ def test_an_address_that_is_not_ours() -> None:
         bind("203.0.113.1", 0)
     with pytest.raises(ConfigError, match=r"no\.such\.host\.invalid"):
         bind("no.such.host.invalid", 0)
+    for host in ("..", "xx..yy", "a" * 70, "a\0b"):
+        with pytest.raises(ConfigError, match="cannot use the address"):
+            bind(host, 0)
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")

@@ -1,8 +1,10 @@
 import pytest
 
 from twinspark.config.server import SamplingDefaults, ServerConfig
-from twinspark.errors import ConfigError
-from twinspark.messages import Sampling
+from twinspark.engine import request
+from twinspark.engine.request import check_sampling
+from twinspark.errors import ConfigError, RequestError
+from twinspark.messages import HIGHEST_TEMPERATURE, LOWEST_TEMPERATURE, MAX_TOP_K, Sampling
 
 
 @pytest.mark.parametrize(
@@ -47,3 +49,34 @@ def test_a_pack_with_impossible_defaults(pack: dict[str, object]) -> None:
         SamplingDefaults().over(pack)
     with pytest.raises(ConfigError, match=r"sampling\.top_p"):
         SamplingDefaults(top_p=1.5)
+
+
+def test_the_limits_are_the_engines() -> None:
+    assert request.HIGHEST_TEMPERATURE == HIGHEST_TEMPERATURE
+    assert request.LOWEST_TEMPERATURE == LOWEST_TEMPERATURE
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", 1e7), ("temperature", 1e-200), ("temperature", -1), ("top_p", 1.5),
+        ("temperature", 10**400), ("top_k", 1.5), ("top_k", -1), ("min_p", 2), ("min_p", "much"),
+    ],
+)  # fmt: skip
+def test_what_the_engine_refuses_is_refused_at_start(name: str, value: object) -> None:
+    with pytest.raises(RequestError):
+        check_sampling(Sampling(**{name: value}))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=rf"sampling\.{name}"):
+        SamplingDefaults(**{name: value})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=rf"generation_config\.json: {name}"):
+        SamplingDefaults().over({name: value})
+
+
+def test_a_top_k_above_any_vocabulary_is_clamped() -> None:
+    assert SamplingDefaults(top_k=2**70).over({}).top_k == MAX_TOP_K
+    assert SamplingDefaults().over({"top_k": 1e29}).top_k == MAX_TOP_K
+
+
+def test_sampling_must_be_a_table() -> None:
+    with pytest.raises(ConfigError, match=r"\[server\.sampling\] must be a table, got 3"):
+        ServerConfig(sampling=3)  # type: ignore[arg-type]

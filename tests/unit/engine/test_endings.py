@@ -174,3 +174,20 @@ def test_ids_without_a_token_are_never_chosen(make_engine, make_request, small_t
     engine = make_engine(model=model, mask_reserved=False)
     assert small_tokenizer.vocab_size <= 363
     assert 363 not in run_all(engine, [make_request(0)]).tokens["r0"]
+
+
+def test_a_long_prompt_is_not_starved_by_short_ones(make_engine, make_request):
+    engine = make_engine(slots=2, prefill_chunk=8, max_context_tokens=400)
+    engine.submit(make_request(0, prompt_len=300, max_tokens=1))
+    done, number = False, 1
+    for _ in range(120):
+        while engine.status.slots_free or engine.status.waiting < 2:
+            if engine.status.waiting >= 2:
+                break
+            engine.submit(make_request(number, prompt_len=20, max_tokens=1))
+            number += 1
+        done = done or any(getattr(e, "request_id", "") == "r0" for e in engine.step())
+        if done:
+            break
+    assert done, "300 prompt tokens at 4 of 8 rows a round take 75 rounds"
+    assert number > 5, "short prompts went on beside it"

@@ -14,6 +14,7 @@ from twinspark.errors import MissingTensor
 from twinspark.kernels.dequant import dequant_engram
 from twinspark.kernels.exl3 import Codebook, Exl3Matrix, dense_weight
 from twinspark.pack.check import Storage
+from twinspark.pack.format import CODEBOOK_MARKERS
 from twinspark.pack.layout import LinearSpec, model_layout
 from twinspark.pack.reader import open_pack
 from twinspark.pack.weights import PackWeights, PlainMatrix, narrowed
@@ -154,6 +155,38 @@ def test_packed_signs_bias_and_codebook(tmp_path: Path) -> None:
     expected = torch.ones(128)
     expected[[0, 15, *range(32, 48), 113]] = -1
     assert torch.equal(matrix.suh, expected.half())
+
+
+def test_a_bias_is_in_the_first_input_slice_only(tmp_path: Path) -> None:
+    name = "layers.0.attn.wo_b"
+    source = open_pack(tiny.exl3_path())
+    size = source.config.hidden_size
+    rows = [
+        TensorData(n, source.info(n).dtype, source.info(n).shape, source.array(n).tobytes())
+        for n in source.names
+    ]
+    rows.append(TensorData(f"{name}.bias", "F16", (size,), np.ones(size, np.float16).tobytes()))
+    write_pack(tmp_path / "p", source.config_json, rows)
+    weights = PackWeights(open_pack(tmp_path / "p"))
+    halves = [weights.linear(name, rows=slice(a, a + 128)) for a in (0, 128)]
+    assert [half.bias is not None for half in halves] == [True, False]
+    assert weights.linear(name).bias is not None
+
+
+def test_the_marker_chooses_the_codebook(tmp_path: Path) -> None:
+    name = "layers.0.attn.wq_a"
+    source = open_pack(tiny.exl3_path())
+    kept = [n for n in source.names if not n.startswith(f"{name}.m")]
+    rows = [
+        TensorData(n, source.info(n).dtype, source.info(n).shape, source.array(n).tobytes())
+        for n in kept
+    ]
+    word = np.array(CODEBOOK_MARKERS["mcg"], np.uint32).tobytes()
+    marked = [*rows, TensorData(f"{name}.mcg", "I32", (), word)]
+    write_pack(tmp_path / "mcg", source.config_json, marked)
+    write_pack(tmp_path / "none", source.config_json, rows)
+    found = [PackWeights(open_pack(tmp_path / n)).linear(name).codebook for n in ("mcg", "none")]
+    assert found == [Codebook.MCG, Codebook.THREEINST]
 
 
 def test_wider_copies_are_narrowed_only_without_loss(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinspark.server.body import ShapeScan
+from twinspark.server.body import ShapeScan, _parse_object
+from twinspark.server.errors import ApiError
 
 NASTY = st.text(alphabet='ab"\\[]{}:,\u00e9\U0001f389\n', max_size=12)
 VALUES = st.recursive(
@@ -57,3 +58,10 @@ def test_hostile_pieces_cost_linear_time(piece: bytes) -> None:
     ShapeScan().feed(piece)
     # About 0.05 s for a megabyte here; a quadratic scan would take minutes.
     assert time.process_time() - begin < 2
+
+
+def test_a_long_key_is_not_echoed() -> None:
+    key = "k" * 5_000_000
+    with pytest.raises(ApiError, match="written twice") as caught:
+        _parse_object(f'{{"{key}": 1, "{key}": 2}}'.encode(), members=2)
+    assert len(caught.value.message) < 200 and caught.value.param == key[:60]

@@ -1,6 +1,12 @@
 import pytest
 
-from twinspark.messages import Sampling
+from twinspark.messages import (
+    MAX_STOP_CHARACTERS,
+    MAX_TOP_K,
+    GenerateRequest,
+    Sampling,
+    pack_message,
+)
 from twinspark.server.chat_fields import (
     HARMLESS_FIELDS,
     NEUTRAL_VALUES,
@@ -64,3 +70,27 @@ def test_ignored_fields_are_found_at_every_level() -> None:
     assert ignored_fields(body) == [
         "colour", "messages.mood", "stream_options.more", "chat_template_kwargs.style",
     ]  # fmt: skip
+
+
+def test_long_stop_strings_are_refused_by_length_alone() -> None:
+    longest = "x" * MAX_STOP_CHARACTERS
+    assert parse_chat_fields({"stop": longest}).stop == (longest,)
+    for stop in (longest + "x", ["a", "x" * 30_000_000]):
+        with pytest.raises(ApiError, match=f"at most {MAX_STOP_CHARACTERS} characters") as caught:
+            parse_chat_fields({"stop": stop})
+        assert caught.value.param == "stop" and len(caught.value.message) < 200
+
+
+@pytest.mark.parametrize("value", [2**31, 2**64, 2**70, 1e29, str(2**70)])
+def test_huge_integers_reach_the_wire(value: object) -> None:
+    fields = parse_chat_fields({"top_k": value, "seed": value, "max_tokens": value})
+    sampling = fields.sampling(Sampling(), 5)
+    assert sampling.top_k == MAX_TOP_K and fields.reply_limit[0] == int(float(str(value)))
+    pack_message(GenerateRequest(request_id="a", prompt_ids=(1,), sampling=sampling))
+
+
+def test_stream_options_of_another_type() -> None:
+    with pytest.raises(ApiError, match="^stream_options must be an object, got 'yes'$"):
+        parse_chat_fields({"stream_options": "yes"})
+    with pytest.raises(ApiError, match="^stream_options must be an object, got list$"):
+        parse_chat_fields({"stream_options": []})

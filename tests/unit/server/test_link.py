@@ -3,11 +3,14 @@
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
+import pytest
 from tests.small_tokenizer import small_tokenizer_json
 
 from twinspark.messages import Failed, Finished, GenerateRequest, Sampling, TokenDelta
+from twinspark.server.errors import engine_gone, to_api_error
 from twinspark.server.link import EngineLink, EngineProcess
 
 CHILD = Path(__file__).resolve().parents[2] / "child_engine.py"
@@ -107,3 +110,53 @@ def test_a_child_that_cannot_load_says_why(tmp_path: Path) -> None:
         assert "exit code 1" in link.failure and "the pack is haunted" in link.failure
 
     run(tmp_path, "never-ready", body)
+
+
+def test_a_request_the_wire_cannot_carry_fails_alone(tmp_path: Path) -> None:
+    async def body(link: EngineLink, _: EngineProcess) -> None:
+        sampling = Sampling(top_k=2**70)
+        request = GenerateRequest(request_id="big", prompt_ids=(5,), sampling=sampling)
+        events = [event async for event in link.generate(request)]
+        assert isinstance(events[0], Failed) and events[0].kind == "request"
+        assert "cannot be sent" in events[0].message and len(events) == 1
+        assert isinstance([event async for event in link.generate(REQUEST)][-1], Finished)
+
+    run(tmp_path, "well", body)
+
+
+def test_a_dead_engine_is_told_in_one_way(tmp_path: Path) -> None:
+    async def body(link: EngineLink, process: EngineProcess) -> None:
+        events = link.generate(GenerateRequest(request_id="long", prompt_ids=(5,)))
+        await anext(events)
+        process.kill()
+        last = [event async for event in events][-1]
+        assert isinstance(last, Failed)
+        while link.failure is None:
+            await asyncio.sleep(0.01)
+        told, later = to_api_error(last), engine_gone(link.failure)
+        assert (told.status, told.body()) == (503, later.body())
+        assert told.message.count("the engine is gone") == 1
+
+    run(tmp_path, "slow", body)
+
+
+@pytest.mark.parametrize("code", ["engine_dead", "engine_ended"])
+def test_replies_a_gone_engine_leaves_open_get_503_with_advice(code: str) -> None:
+    told = to_api_error(Failed(request_id="a", kind="engine", message="it broke", code=code))
+    assert (told.status, told.code) == (503, "engine_dead")
+    assert told.message == "the engine is gone: it broke; restart the server"
+    other = Failed(request_id="a", kind="engine", message="x", code="reply_failed")
+    assert to_api_error(other).status == 500
+
+
+def test_progress_reports_are_no_last_words() -> None:
+    lines = ["12:00:00 ERROR twinspark.engine: the disk is full", "12:00:01 INFO twinspark: step 5"]
+    script = "import sys; print(*sys.argv[1:], sep='\\n', file=sys.stderr); sys.exit(4)"
+    for said, words in ((lines, lines[0]), (lines[1:], None)):
+        command = [sys.executable, "-c", script, *said]
+        process = EngineProcess(partial(lambda command, fd: command, command))
+        assert process.wait(20)
+        told = "the engine process ended with exit code 4"
+        told += f"; its last line was: {words}" if words else ""
+        assert process.describe_end() == told
+        process.end()

@@ -59,6 +59,17 @@ def test_nothing_after_a_match() -> None:
     assert matcher.matched == "!"
 
 
+@pytest.mark.parametrize("stop", ["aabaaab", "abacabad", "aaab", "ababaca"])
+def test_a_stop_that_repeats_itself_is_found_after_near_misses(stop: str) -> None:
+    letters = sorted(set(stop))
+    for seed in range(300):
+        text = "".join(letters[(seed * 7919 + i * i * 31 + i) % len(letters)] for i in range(9))
+        for cut in range(len(stop) + 1):
+            whole = text + stop[:cut] + stop + "tail"
+            at = whole.find(stop)
+            assert run([stop], whole) == (whole[:at], stop)
+
+
 def test_empty_stop_strings_are_refused() -> None:
     with pytest.raises(RequestError, match="empty") as caught:
         StopMatcher(["a", ""])
