@@ -1,10 +1,9 @@
 import pytest
 
 from twinspark.config.server import SamplingDefaults, ServerConfig
-from twinspark.engine import request
 from twinspark.engine.request import check_sampling
 from twinspark.errors import ConfigError, RequestError
-from twinspark.messages import HIGHEST_TEMPERATURE, LOWEST_TEMPERATURE, MAX_TOP_K, Sampling
+from twinspark.messages import MAX_TOP_K, Sampling
 
 
 @pytest.mark.parametrize(
@@ -49,11 +48,6 @@ def test_a_pack_with_impossible_defaults(pack: dict[str, object]) -> None:
         SamplingDefaults().over(pack)
     with pytest.raises(ConfigError, match=r"sampling\.top_p"):
         SamplingDefaults(top_p=1.5)
-
-
-def test_the_limits_are_the_engines() -> None:
-    assert request.HIGHEST_TEMPERATURE == HIGHEST_TEMPERATURE
-    assert request.LOWEST_TEMPERATURE == LOWEST_TEMPERATURE
 
 
 @pytest.mark.parametrize(

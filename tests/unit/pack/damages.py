@@ -81,6 +81,22 @@ def edit_index(pack: Path) -> None:
     path.write_text(json.dumps(document))
 
 
+def not_in_index(pack: Path) -> None:
+    path = pack / "model.safetensors.index.json"
+    document = json.loads(path.read_text())
+    del document["weight_map"]["norm.weight"]
+    path.write_text(json.dumps(document))
+
+
+def half_bits_of_mcg(pack: Path) -> None:
+    def change(tensors: dict) -> None:
+        tensors.pop(f"{WQ_A}.mul1", None)
+        tensors[f"{WQ_A}.mcg"] = ("I32", [], CODEBOOK_MARKERS["mcg"].to_bytes(4, "little"))
+        tensors[f"{WQ_A}.trellis"] = ("I16", [8, 8, 40], bytes(8 * 8 * 40 * 2))
+
+    rewrite(shard_of(pack, f"{WQ_A}.trellis"), change)
+
+
 Damage = tuple[str, Callable[[Path], object], type[TwinSparkError], str]
 DAMAGES: list[Damage] = [
     ("shard cut", cut, FormatError, r"model-00001-of-\d+\.safetensors is cut short: expected \d+"),
@@ -115,6 +131,10 @@ DAMAGES: list[Damage] = [
      r"norm\.weight has shape \[64\], config\.json asks for \[128\]"),
     ("norm of wrong dtype", reshape("norm.weight", [128], "U8"), FormatError, "dtype U8"),
     ("both markers", both_markers, FormatError, "marked with both mul1 and mcg"),
+    ("not in the index", not_in_index, FormatError, r"norm\.weight"),
+    ("half bits of mcg", half_bits_of_mcg, FormatError, "half-bit widths exist for mul1 only"),
+    ("engram scales of wrong dtype", reshape("layers.1.engram.embed.scale", [12458, 2], "F32"),
+     FormatError, r"embed\.scale has dtype F32"),
     ("wrong marker", wrong_marker, FormatError, "holds 0x83d6b12d, expected 0x83dcd12d"),
     ("unknown suffix", add(f"{WQ_A}.suh", f"{WQ_A}.zeros", "U8", [1], b"0"), FormatError,
      r"wq_a\.zeros is not part of the model"),
