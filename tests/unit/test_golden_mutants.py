@@ -9,6 +9,7 @@ import torch
 from tests import tiny
 from tests.unit.model.harness import Session, golden, tiny_token_map
 
+from twinspark.cache import rows as cache_rows
 from twinspark.config.model import ModelConfig
 from twinspark.model import compressor, csa, indexer, layer
 from twinspark.model.loading import load_model
@@ -24,7 +25,7 @@ def window_rounding_off(patch):
 
 
 def compressed_rounding_off(patch):
-    patch.setattr(compressor, "qdq4x16", no_rounding)
+    patch.setattr(cache_rows.rounding, "qdq4x16", no_rounding)
 
 
 def index_rounding_off(patch):
