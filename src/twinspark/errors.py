@@ -9,6 +9,7 @@ TwinSparkError
 |-- KernelUnsupported      the named backend cannot run these inputs
 |-- CapacityError          no room now; the same request may fit later
 |-- RequestError           the request is wrong; it will never work as it is
+|-- RankFailed             a rank died, stalled or fell out of step; all end together
 `-- EngineDied             the engine process is gone
 
 Messages say what was expected, what came, and what to do.
@@ -44,7 +45,19 @@ class KernelUnsupported(TwinSparkError):
 
 
 class CapacityError(TwinSparkError):
-    """There is no room now; the same request may fit later."""
+    """There is no room now; the same request may fit later.
+
+    Attributes:
+        code: "queue_full", "queue_too_long" or "memory".
+        retry_after_s: when it may be worth trying again, if that can be told.
+    """
+
+    def __init__(
+        self, message: str, *, code: str = "queue_full", retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.retry_after_s = retry_after_s
 
 
 class RequestError(TwinSparkError):
@@ -63,3 +76,7 @@ class RequestError(TwinSparkError):
 
 class EngineDied(TwinSparkError):
     """The engine process ended while somebody still waited for it."""
+
+
+class RankFailed(TwinSparkError):
+    """A rank died, stalled or fell out of step with the others; all of them end."""

@@ -133,8 +133,10 @@ class ReplyStream(Generic[P]):
         if isinstance(event, TokenDelta):
             self._ids += event.token_ids
             piece = self._text.feed(event.token_ids)
-        else:
+        elif isinstance(event, Finished):
             piece = self._text.finish()
+        else:  # news of the queue and scores of the prompt carry no text
+            return ReplyPiece()
         self._content.append(piece.content)
         self._reasoning.append(piece.reasoning)
         if isinstance(event, Finished):
@@ -371,7 +373,7 @@ class _Driver:
                 self._check_open()
                 self._step()
             event = events.popleft()
-            if not isinstance(event, TokenDelta):
+            if isinstance(event, Finished | Failed):
                 del self._events[request_id]
             return event
 
@@ -425,6 +427,7 @@ class _Driver:
 def _error_of(event: Failed) -> Exception:
     if event.kind == "request":
         return RequestError(event.message, param=event.param, code=event.code)
-    if event.kind == "capacity":
-        return CapacityError(event.message)
+    if event.kind in ("busy", "capacity"):
+        code = event.code or event.kind
+        return CapacityError(event.message, code=code, retry_after_s=event.retry_after_s)
     return EngineDied(event.message)

@@ -24,6 +24,23 @@ HIGHEST_TEMPERATURE = 1e6
 _LENGTH = struct.Struct("<I")
 
 FinishReason = Literal["stop", "length", "cancelled"]
+FinishCause = Literal[
+    "end_token", "stop_string", "max_tokens", "loop", "deadline", "cancelled", "constraint"
+]
+Priority = Literal["foreground", "background"]
+LoopGuard = Literal["off", "gentle"]
+WaitCause = Literal["slot", "long_prompt", "memory", "pool"]
+
+BOUNDED_REPLAY = "bounded_replay"
+EXPERT_PRUNING = "expert_pruning"
+BF16_HYPER_CONNECTIONS = "bf16_hyper_connections"
+APPROXIMATIONS = (BOUNDED_REPLAY, EXPERT_PRUNING, BF16_HYPER_CONNECTIONS)
+"""Named deviations from the exact model, ascending in no order; off unless a request asks."""
+
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 100.0
+MAX_PENALTY = 2.0
+HIGHEST_REPETITION_PENALTY = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +57,21 @@ class Sampling:
         stop: strings that end the reply, outside reasoning; the match is not returned.
         ignore_eos: the end token does not stop the reply.
         draft: False decodes one row a round (the serial reference).
+        presence_penalty: taken off the logit of every id the reply already has, -2 to 2.
+        frequency_penalty: the same, times how often the reply has it, -2 to 2.
+        repetition_penalty: logits of ids in prompt or reply are divided by it where positive and
+            multiplied where negative; 1.0 is off.
+        logit_bias: (id, bias) pairs added to logits first of all; ids differ, -100 to 100.
+        min_tokens: ends (end token, stop strings) are held back until the reply has this many.
+        banned_ids: never chosen.
+        allowed_ids: when not empty, nothing else is chosen.
+        logprobs: None is off; n gives the log-probability of each chosen token and of the n
+            likeliest (design decision 21: before every change, temperature 1).
+        prompt_logprobs: the same for the prompt's tokens; the whole prompt is then run in full.
+        thinking_budget: most tokens of a thinking block that is open at the reply's start; the
+            block is then closed.
+        loop_guard: "gentle" ends a reply that repeats itself exactly (cause "loop").
+        choice_index: which of several replies to one prompt; part of the key of the noise.
     """
 
     temperature: float = 1.0
@@ -51,6 +83,18 @@ class Sampling:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     draft: bool = True
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    banned_ids: tuple[int, ...] = ()
+    allowed_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    thinking_budget: int | None = None
+    loop_guard: LoopGuard = "off"
+    choice_index: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +109,13 @@ class GenerateRequest:
         continues: the prompt ends with the client's own start of the reply, so line feeds at the
             reply's front are text (and may match a stop string).
         return_token_ids: put the generated ids into the statistics.
+        priority: background requests are admitted when no foreground request waits.
+        deadline_ms: from arrival; then the reply ends as it is (cause "deadline").
+        max_queue_ms: refuse at once when the predicted wait is longer.
+        checkpoint_at: prompt positions worth a resume point (end of the system-and-tools block).
+        reuse: whether saved prefixes may serve it and its own state is saved.
+        cache_salt: requests share saved prefixes only when their salts are equal.
+        approximations: names of `APPROXIMATIONS` this request accepts.
     """
 
     request_id: str
@@ -73,6 +124,13 @@ class GenerateRequest:
     in_reasoning: bool = False
     continues: bool = False
     return_token_ids: bool = False
+    priority: Priority = "foreground"
+    deadline_ms: int | None = None
+    max_queue_ms: int | None = None
+    checkpoint_at: tuple[int, ...] = ()
+    reuse: bool = True
+    cache_salt: str = ""
+    approximations: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,33 +155,105 @@ class Loading:
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
-    """The engine takes requests. Lengths and capacities are in tokens."""
+    """The engine takes requests. Lengths and capacities are in tokens.
+
+    Attributes:
+        pool_tokens: positions that all requests and saved prefixes together can hold.
+        page_tokens: positions a page.
+        num_ranks: processes that hold the model.
+    """
 
     model_name: str
     vocab_size: int
     max_context_tokens: int
     num_slots: int
     load_seconds: float
+    pool_tokens: int = 0
+    page_tokens: int = 0
+    num_ranks: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """Where a request stands in the queue; sent when it changes, at most a few times a second.
+
+    Attributes:
+        position: requests that are admitted before it.
+        cause: what the first request of the queue waits for.
+        predicted_ms: until admission, from the rates seen so far; None while there are none.
+    """
+
+    request_id: str
+    position: int
+    cause: WaitCause
+    predicted_ms: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Admitted:
+    """A request has left the queue; its prompt is being run from `cached_tokens` on."""
+
+    request_id: str
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenScore:
+    """Log-probability of a token, and of the likeliest at its place (id, logprob), best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptScores:
+    """Scores of prompt tokens `first`, `first` + 1, ...; the token at 0 has none."""
+
+    request_id: str
+    first: int
+    scores: tuple[TokenScore, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenDelta:
-    """Tokens that one round added to a reply, at least one; end and stop tokens included."""
+    """Tokens that one round added to a reply, at least one; end and stop tokens included.
+
+    `scores` has one entry a token when log-probabilities were asked for, and is empty otherwise.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
+    scores: tuple[TokenScore, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplyStats:
-    """Figures of one reply. Times are in milliseconds, counts in tokens unless named otherwise."""
+    """Figures of one reply. Times are in milliseconds, counts in tokens unless named otherwise.
+
+    Attributes:
+        cached_tokens: prompt tokens whose state was saved by earlier requests.
+        cache_note: why it was not more ("no common prefix", "evicted", ...).
+        accepted_at: kept drafts by place in the window, first draft first.
+        drafted_at: proposed drafts by place.
+        lookup_drafted: of `drafted`, those copied from the request's own text.
+        lookup_accepted: of `accepted`, the same.
+        waited_for: what it waited for in the queue, "" if for nothing.
+        approximations: those that were on.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    cache_note: str = ""
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
+    drafted_at: tuple[int, ...] = ()
+    accepted_at: tuple[int, ...] = ()
+    lookup_drafted: int = 0
+    lookup_accepted: int = 0
+    waited_for: str = ""
     queue_ms: float = 0.0
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
@@ -135,12 +265,16 @@ class ReplyStats:
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """The last word on a request that ended well. `stop_string` is what matched, if one did."""
+    """The last word on a request that ended well.
+
+    `stop_string` is what matched, if one did; `cause` says which rule ended it.
+    """
 
     request_id: str
     reason: FinishReason
     stats: ReplyStats
     stop_string: str | None = None
+    cause: FinishCause = "end_token"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,36 +282,67 @@ class Failed:
     """The last word on a request that could not be served.
 
     Attributes:
-        kind: "request" (the client's mistake), "capacity" (may fit later) or "engine" (our fault).
+        kind: "request" (the client's mistake), "busy" (the queue is full: 429), "capacity" (memory
+            is short or the server stops: 503) or "engine" (our fault).
+        retry_after_s: when it may be worth trying again.
     """
 
     request_id: str
-    kind: Literal["request", "capacity", "engine"]
+    kind: Literal["request", "busy", "capacity", "engine"]
     message: str
     param: str | None = None
     code: str | None = None
+    retry_after_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineStatus:
-    """A snapshot the engine sends after rounds, at most a few times a second."""
+    """A snapshot the engine sends after rounds, at most a few times a second.
+
+    Counts are since the engine's start unless said otherwise.
+
+    Attributes:
+        pool_tokens: positions the pool holds.
+        pool_free_tokens: of them free now.
+        cached_tokens_held: of them held by saved prefixes only, and freed when needed.
+        checkpoints: saved resume points now.
+        drafted_at: drafts proposed by place in the window; `accepted_at` those kept.
+        waits: admissions that waited, by cause.
+        usable_bytes: memory each rank could still take, where it is watched.
+    """
 
     running: int
     waiting: int
     rounds: int
     slots_free: int
+    pool_tokens: int = 0
+    pool_free_tokens: int = 0
+    cached_tokens_held: int = 0
+    checkpoints: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    prefix_hits: int = 0
+    prefix_misses: int = 0
+    drafted_at: tuple[int, ...] = ()
+    accepted_at: tuple[int, ...] = ()
+    lookup_drafted: int = 0
+    lookup_accepted: int = 0
+    draft_passes: int = 0
+    waits: tuple[tuple[str, int], ...] = ()
+    usable_bytes: tuple[int, ...] = ()
 
 
 Command = GenerateRequest | Cancel | Shutdown
-Event = Loading | Ready | TokenDelta | Finished | Failed | EngineStatus
+ReplyEvent = Waiting | Admitted | PromptScores | TokenDelta | Finished | Failed
+Event = Loading | Ready | ReplyEvent | EngineStatus
 Message = Command | Event
-ReplyEvent = TokenDelta | Finished | Failed
 
 _TYPES: dict[str, type[Any]] = {
     cls.__name__: cls
     for cls in (
         GenerateRequest, Cancel, Shutdown,
-        Loading, Ready, TokenDelta, Finished, Failed, EngineStatus,
+        Loading, Ready, Waiting, Admitted, PromptScores, TokenDelta, Finished, Failed, EngineStatus,
     )
 }  # fmt: skip
 _NESTED: dict[str, type[Any]] = {"sampling": Sampling, "stats": ReplyStats}
@@ -223,6 +388,8 @@ def parse_message(body: bytes | memoryview) -> Message:
         for name, value in fields.items():
             if name in _NESTED:
                 fields[name] = _NESTED[name](**_tuples(value))
+            elif name == "scores":
+                fields[name] = tuple(TokenScore(**_tuples(score)) for score in value)
         message: Message = cls(**_tuples(fields))
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"not a message between server and engine: {error}") from error
@@ -230,7 +397,11 @@ def parse_message(body: bytes | memoryview) -> Message:
 
 
 def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+    return {k: _tuple(v) for k, v in fields.items()}
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(_tuple(v) for v in value) if isinstance(value, list) else value
 
 
 class FrameReader:

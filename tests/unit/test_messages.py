@@ -13,11 +13,20 @@ from twinspark.errors import FormatError
 STATS = m.ReplyStats(prompt_tokens=3, completion_tokens=2, seed=2**64 - 1, token_ids=(5, 1))
 ALL = [
     m.GenerateRequest(request_id="a", prompt_ids=(0, 7), sampling=m.Sampling(stop=("x", "\n\n"))),
+    m.GenerateRequest(
+        request_id="b", prompt_ids=(1,), sampling=m.Sampling(logit_bias=((3, -1.5), (4, 2.0)))
+    ),
     m.Cancel(request_id="a"),
     m.Shutdown(),
     m.Loading(phase="weights", fraction=0.5),
     m.Ready(model_name="d", vocab_size=9, max_context_tokens=8, num_slots=4, load_seconds=0.1),
+    m.Waiting(request_id="a", position=2, cause="pool", predicted_ms=12.5),
+    m.Admitted(request_id="a", cached_tokens=256),
+    m.PromptScores(
+        request_id="a", first=1, scores=(m.TokenScore(token_id=4, logprob=-0.5, top=((7, -0.1),)),)
+    ),
     m.TokenDelta(request_id="a", token_ids=(5, 1)),
+    m.TokenDelta(request_id="a", token_ids=(5,), scores=(m.TokenScore(token_id=5, logprob=-1.0),)),
     m.Finished(request_id="a", reason="stop", stats=STATS, stop_string="x"),
     m.Failed(request_id="a", kind="capacity", message="no room", code="capacity"),
     m.EngineStatus(running=1, waiting=0, rounds=3, slots_free=3),

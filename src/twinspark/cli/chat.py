@@ -66,7 +66,7 @@ def chat(
     """Chat with a pack in the terminal."""
     from twinspark.config.engine import EngineConfig
     from twinspark.config.load import make_settings, read_sources
-    from twinspark.engine.request import check_sampling
+    from twinspark.engine.checks import check_sampling
     from twinspark.llm import LLM
 
     sources = read_sources(config)
@@ -193,7 +193,7 @@ class ChatSession:
         return f"no command /{name}; /help lists them"
 
     def _set(self, name: str, value: Any) -> str:
-        from twinspark.engine.request import check_sampling
+        from twinspark.engine.checks import check_sampling
 
         changed = replace(self.sampling, **{name: value})
         check_sampling(changed)

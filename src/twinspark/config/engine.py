@@ -5,8 +5,11 @@ Read next: `config/load.py` (where values come from), `engine/core.py` (who uses
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from twinspark.errors import ConfigError
+
+CacheFormat = Literal["packed", "bf16"]
 
 MAX_WINDOW_ROWS = 16
 DEFAULT_CONTEXT_TOKENS = 32768
@@ -18,6 +21,8 @@ class EngineConfig:
 
     Only `mask_reserved` and `virtual_shards` change what a reply is.
 
+    Memory settings are in bytes; 0 switches a rule off.
+
     Attributes:
         slots: requests that run at the same time.
         max_context_tokens: longest prompt plus reply of a request; None is the model's own limit
@@ -25,11 +30,30 @@ class EngineConfig:
         prefill_chunk: most prompt tokens of one round, all requests together.
         max_window_rows: most rows one request decodes in a round: 1 plus its drafts.
         draft: whether the model's draft blocks are used at all.
-        draft_tokens: drafts a round and request; None is the model's whole block.
+        draft_tokens: drafts a round and request at most; None lets the prices decide alone.
+        priced_drafts: choose depths by expected tokens against measured cost; False always
+            drafts `draft_tokens`, or the whole block.
+        lookup: also draft by copying from the request's own text, priced the same way.
         queue_size: requests that may wait for a slot; more are refused.
         mask_reserved: reserved and placeholder ids of the tokenizer are never chosen.
         threads: CPU threads of a forward pass; None is 1 for small models, else torch's default.
         virtual_shards: how row-split sums are cut; another value is another build.
+        ranks: processes the model is spread over; divides virtual_shards.
+        rank_timeout_s: a rank that is silent for this long counts as dead.
+        split_pool: every rank keeps its own part of the pages (design decision 25).
+        page_tokens: positions a page (design decision 22).
+        pool_tokens: positions of the shared pool; None gives every slot its whole context.
+        pages_from_top: take pages from the end of the pool first, a debugging aid.
+        cache_format: "packed" bytes as trained, or the same values as "bf16".
+        prefix_reuse: keep prefixes of finished work for later requests.
+        checkpoint_bytes: memory for resume points.
+        checkpoint_spacing: prompt positions between encoder checkpoints (design decision 24).
+        index_scratch_bytes: memory for index scores of one step; never changes a score.
+        memory_target_bytes: usable memory that admission leaves on every rank.
+        memory_floor_bytes: usable memory under which nothing is admitted at all.
+        long_prompt_tokens: of prompts with more than this left to run, one runs at a time.
+        capacity_wait_s: how long a request waits for memory before it is refused.
+        fair_share: part of the time that running replies keep while a prompt is run.
     """
 
     slots: int = 4
@@ -42,6 +66,24 @@ class EngineConfig:
     mask_reserved: bool = True
     threads: int | None = None
     virtual_shards: int = 2
+    priced_drafts: bool = True
+    lookup: bool = True
+    ranks: int = 1
+    rank_timeout_s: float = 2.5
+    split_pool: bool = False
+    page_tokens: int = 256
+    pool_tokens: int | None = None
+    pages_from_top: bool = False
+    cache_format: CacheFormat = "packed"
+    prefix_reuse: bool = True
+    checkpoint_bytes: int = 256 << 20
+    checkpoint_spacing: int = 4096
+    index_scratch_bytes: int = 64 << 20
+    memory_target_bytes: int = 0
+    memory_floor_bytes: int = 0
+    long_prompt_tokens: int = 32768
+    capacity_wait_s: float = 30.0
+    fair_share: float = 0.5
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -49,17 +91,42 @@ class EngineConfig:
             ("prefill_chunk", 1, 65536),
             ("max_window_rows", 1, MAX_WINDOW_ROWS),
             ("queue_size", 0, 1_000_000),
+            ("page_tokens", 2, 4096),
+            ("checkpoint_bytes", 0, 1 << 50),
+            ("checkpoint_spacing", 1, 1 << 30),
+            ("index_scratch_bytes", 1 << 16, 1 << 40),
+            ("memory_target_bytes", 0, 1 << 50),
+            ("memory_floor_bytes", 0, 1 << 50),
+            ("long_prompt_tokens", 1, 1 << 30),
         ):
             _check_int(name, getattr(self, name), low, high)
         for name, low, high in (
             ("max_context_tokens", 2, 1 << 30),
             ("draft_tokens", 1, MAX_WINDOW_ROWS - 1),
             ("threads", 1, 1024),
+            ("pool_tokens", 2, 1 << 40),
         ):
             if getattr(self, name) is not None:
                 _check_int(name, getattr(self, name), low, high)
+        _check_float("rank_timeout_s", self.rank_timeout_s, 0.1, 3600.0)
+        _check_float("capacity_wait_s", self.capacity_wait_s, 0.0, 86400.0)
+        _check_float("fair_share", self.fair_share, 0.0, 0.95)
+        self._check_shape()
+
+    def _check_shape(self) -> None:
         if self.virtual_shards not in (2, 4):
             raise ConfigError(f"virtual_shards is {self.virtual_shards!r}, expected 2 or 4")
+        if self.ranks not in (1, 2, 4) or self.virtual_shards % self.ranks:
+            raise ConfigError(
+                f"ranks is {self.ranks!r} with virtual_shards {self.virtual_shards}; expected 1, 2 "
+                "or 4, dividing virtual_shards"
+            )
+        if self.split_pool and self.ranks == 1:
+            raise ConfigError("split_pool has no effect with one rank; give ranks too")
+        if self.page_tokens % 2:
+            raise ConfigError(f"page_tokens is {self.page_tokens}, expected an even number")
+        if self.cache_format not in ("packed", "bf16"):
+            raise ConfigError(f'cache_format is {self.cache_format!r}, expected "packed" or "bf16"')
         if self.draft_tokens is not None and not self.draft:
             raise ConfigError(
                 "draft_tokens has no effect with draft = false; give only one of them"
@@ -79,6 +146,13 @@ class EngineConfig:
                 f"at {model_limit}; ask for {model_limit} or less"
             )
         return self.max_context_tokens
+
+
+def _check_float(name: str, value: object, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{name} is {value!r}, expected a number, {low:g} to {high:g}")
+    if not low <= value <= high:
+        raise ConfigError(f"{name} is {value}, expected {low:g} to {high:g}")
 
 
 def _check_int(name: str, value: object, low: int, high: int) -> None:

@@ -8,8 +8,10 @@ rows of all running requests and returns what happened. Not safe for several thr
 import logging
 
 from twinspark.config.engine import EngineConfig
+from twinspark.engine.checks import check_request
+from twinspark.engine.endings import Ending
 from twinspark.engine.plan import PlannedRows
-from twinspark.engine.request import Ending, Session, check_request
+from twinspark.engine.request import Session
 from twinspark.engine.runner import Logits, Model, Runner
 from twinspark.engine.sampler import Sampler
 from twinspark.engine.scheduler import Scheduler
@@ -68,7 +70,8 @@ class Engine:
         banned.update(range(tokenizer.vocab_size, self.vocab_size))
         banned.difference_update(range(self.vocab_size, tokenizer.vocab_size))
         self._sampler = Sampler(vocab_size=self.vocab_size, banned_ids=banned)
-        self._runner = Runner(model, num_slots=config.slots, max_tokens=self.context_tokens)
+        caches = model.new_caches(config.slots, self.context_tokens)
+        self._runner = Runner(model, caches)
         self._scheduler = Scheduler(
             num_slots=config.slots,
             queue_size=config.queue_size,
@@ -77,7 +80,7 @@ class Engine:
         )
         depth = config.max_window_rows - 1
         if drafter is None and config.draft and model.config.num_nextn_predict_layers > 0:
-            drafter = ModelDrafter(self._runner, self._sampler)
+            drafter = ModelDrafter(self._runner)
             depth = min(depth, model.config.dspark_block_size)
         self._speculation = Speculation(drafter, max_depth=min(depth, config.draft_tokens or depth))
         self._undelivered: list[ReplyEvent] = []
@@ -113,13 +116,18 @@ class Engine:
             request, vocab_size=self.vocab_size, context_tokens=self.context_tokens
         )
         self._scheduler.check_room(request.request_id)
-        self._scheduler.add(Session(request, limit=limit, tokenizer=self._tokenizer))
+        self._scheduler.add(self._new_session(request, limit))
+
+    def _new_session(self, request: GenerateRequest, limit: int) -> Session:
+        return Session(request, limit=limit, tokenizer=self._tokenizer, sampler=self._sampler)
 
     def cancel(self, request_id: str) -> None:
         """End a request and free its slot now; unknown ids are ignored. Call between steps."""
         session = self._scheduler.find(request_id)
         if session is not None:
-            self._undelivered.append(self._finish(session, Ending(reason="cancelled")))
+            self._undelivered.append(
+                self._finish(session, Ending(reason="cancelled", cause="cancelled"))
+            )
 
     def step(self) -> list[ReplyEvent]:
         """Run one round.
@@ -134,7 +142,7 @@ class Engine:
         logits = self._runner.run(plan)
         self._scheduler.commit_pieces(plan)
         for window in plan.windows:
-            events += self._settle(window, logits[window.slot])
+            events += self._settle(window, logits.windows[window.slot])
         self._speculation.propose(self._scheduler.decoding())
         return events
 
@@ -162,9 +170,7 @@ class Engine:
             tokens = walk_window(
                 window.ids,
                 logits_RV,
-                lambda row, row_V: self._sampler.choose(
-                    row_V, session.rule, window.first + row + 1
-                ),
+                lambda row, row_V: session.chooser.choose(row_V, window.first + row + 1),
             )
             taken = self._scheduler.commit_window(window, tokens)
         except _REPLY_FAULTS as error:
@@ -190,13 +196,20 @@ class Engine:
             reason=ending.reason,
             stats=session.stats(),
             stop_string=ending.stop_string,
+            cause=ending.cause,
         )
 
 
 def failure_of(request_id: str, error: RequestError | CapacityError) -> Failed:
     """A refusal of `submit` as the event that answers the request."""
     if isinstance(error, CapacityError):
-        return Failed(request_id=request_id, kind="capacity", message=str(error), code="queue_full")
+        return Failed(
+            request_id=request_id,
+            kind="capacity" if error.code == "memory" else "busy",
+            message=str(error),
+            code=error.code,
+            retry_after_s=error.retry_after_s,
+        )
     return Failed(
         request_id=request_id,
         kind="request",

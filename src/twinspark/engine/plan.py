@@ -1,9 +1,60 @@
-"""The plan of one round: which rows run. Numbers only, so that every rank can be sent the same.
+"""The plan of one round: what happens to the caches, then which rows run. Numbers only.
 
-A row is (slot, position, token). Made by `scheduler.py`, run by `runner.py`.
+Every rank is sent the same plan and does the same with it (design section 4, decision 26). A row is
+(slot, position, token). Made by `scheduler.py`, run by `runner.py`.
 """
 
 from dataclasses import dataclass
+
+from twinspark.model.step import PrefillMode
+
+
+@dataclass(frozen=True, kw_only=True)
+class BindPages:
+    """A slot starts on these pages, in logical order; what it held before is forgotten."""
+
+    slot: int
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyPage:
+    """A page's bytes become another's: the first write to a shared, partly filled page."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveState:
+    """Keep the fixed-size state of a slot at `position` under a new id.
+
+    `encoder_only` leaves the windows of decoder layers and draft blocks out (design decision 24).
+    """
+
+    slot: int
+    position: int
+    state_id: int
+    encoder_only: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadState:
+    """A slot goes on from a kept state; its position is the one it was saved at."""
+
+    slot: int
+    position: int
+    state_id: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DropState:
+    """Forget a kept state."""
+
+    state_id: int
+
+
+CacheOp = BindPages | CopyPage | SaveState | LoadState | DropState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +66,12 @@ class PlannedRows:
         first: position of the first row.
         ids: tokens of the rows, at least one.
         history: the tokens just before `first`, oldest first, as many as the model looks back.
-        prompt_end: length of the whole prompt if these are prompt rows, None for a window.
+        prompt_end: for prompt rows the position where the cone ends (the next full checkpoint, or
+            the last prompt token); None for a window.
+        mode: which prompt rows run the decoder layers.
+        wants_logits: whether prompt rows give logits; a window always does.
+        is_pruned: these decode rows use fewer experts (named approximation).
+        has_bf16_mixing: hyper-connection weights are rounded to bf16 (named approximation).
     """
 
     slot: int
@@ -23,6 +79,10 @@ class PlannedRows:
     ids: tuple[int, ...]
     history: tuple[int, ...]
     prompt_end: int | None = None
+    mode: PrefillMode = "full"
+    wants_logits: bool = False
+    is_pruned: bool = False
+    has_bf16_mixing: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +92,11 @@ class StepPlan:
     Attributes:
         round: counts plans from 0.
         windows: pending token and drafts of each decoding slot; every row gives logits.
-        pieces: prompt rows; they only leave state.
+        pieces: prompt rows; they leave state, and logits where asked for.
+        ops: what is done to the caches first, in this order.
     """
 
     round: int
     windows: tuple[PlannedRows, ...]
     pieces: tuple[PlannedRows, ...]
+    ops: tuple[CacheOp, ...] = ()

@@ -1,10 +1,11 @@
 """Runs plans on the model: numbers in, logits and drafts out. Every rank has one.
 
-Owns the caches' allocation and the hand-over between host and device; decides nothing. Static
-buffers and captured graphs will live here. Read next: `model/transformer.py`.
+Owns the caches, the saved states and the hand-over between host and device; decides nothing.
+Static buffers and captured graphs will live here. Read next: `plan.py`, `model/transformer.py`.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,10 +13,39 @@ import numpy.typing as npt
 from torch import Tensor
 
 from twinspark.config.model import ModelConfig
-from twinspark.engine.plan import StepPlan
+from twinspark.engine.plan import (
+    BindPages,
+    CacheOp,
+    CopyPage,
+    DropState,
+    LoadState,
+    PlannedRows,
+    SaveState,
+    StepPlan,
+)
 from twinspark.model.step import DraftRequest, DraftResult, Span, StepInput, StepOutput
 
 Logits = npt.NDArray[np.float32]
+
+
+class PagedCaches(Protocol):
+    """What the engine does with a model's state; `cache.view.Caches` is the one that counts."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one saved state."""
+
+    def bind(self, slot: int, pages: Sequence[int]) -> None:
+        """A slot starts over on these pages, in logical order."""
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy a page's bytes."""
+
+    def save_state(self, slot: int, position: int, *, encoder_only: bool = False) -> Any:
+        """The fixed-size state of a slot whose positions below `position` are right."""
+
+    def load_state(self, slot: int, position: int, state: Any) -> None:
+        """Put a saved state into a slot; its pages are bound already."""
 
 
 class Model(Protocol):
@@ -35,51 +65,146 @@ class Model(Protocol):
         self,
         requests: Sequence[DraftRequest],
         caches: Any,
-        pick: Callable[[int, int, Tensor], int],
+        pick: Callable[[int, int, Tensor], int] | None,
     ) -> list[DraftResult]:
-        """Propose tokens; `pick(request_idx, j, logits_V)` chooses draft j of a request."""
+        """Propose tokens; `pick(request_idx, j, logits_V)` chooses draft j of a request.
+
+        With pick None only what the ranks compute together is run, and nothing is returned.
+        """
+
+
+class Followers(Protocol):
+    """The other ranks, which are sent every plan before this rank runs it."""
+
+    def step(self, plan: StepPlan) -> None:
+        """Have them run a plan."""
+
+    def draft(self, requests: Sequence[DraftRequest]) -> None:
+        """Have them run a draft pass."""
+
+    def check(self, logits_RV: Logits) -> None:
+        """Take this rank's logits of the plan they were sent last into the running digest."""
+
+
+class NoFollowers:
+    """One rank: nobody to tell."""
+
+    def step(self, plan: StepPlan) -> None:
+        """Nothing to do."""
+
+    def draft(self, requests: Sequence[DraftRequest]) -> None:
+        """Nothing to do."""
+
+    def check(self, logits_RV: Logits) -> None:
+        """Nothing to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepLogits:
+    """Logits of one plan.
+
+    Attributes:
+        windows: slot -> [rows of its window, V] fp32.
+        pieces: slot -> [rows of its piece, V] fp32, for pieces that want them.
+        all_RV: every row's logits, windows first; what ranks compare.
+    """
+
+    windows: dict[int, Logits]
+    pieces: dict[int, Logits]
+    all_RV: Logits
 
 
 class Runner:
-    """The model with the caches of all slots."""
+    """The model with the caches of all slots.
 
-    def __init__(self, model: Model, *, num_slots: int, max_tokens: int) -> None:
+    Attributes:
+        caches: of all slots.
+    """
+
+    def __init__(
+        self, model: Model, caches: PagedCaches, *, followers: Followers | None = None
+    ) -> None:
         self._model = model
-        self._caches = model.new_caches(num_slots, max_tokens)
+        self._followers = followers or NoFollowers()
+        self.caches = caches
+        self._states: dict[int, Any] = {}
 
-    def run(self, plan: StepPlan) -> dict[int, Logits]:
-        """Run a plan.
-
-        Returns:
-            slot -> [rows of its window, V] fp32.
-        """
+    def run(self, plan: StepPlan) -> StepLogits:
+        """Run a plan, on the followers too."""
+        self._followers.step(plan)
+        for op in plan.ops:
+            self._apply(op)
         planned = (*plan.windows, *plan.pieces)
-        num_window_rows = sum(len(rows.ids) for rows in plan.windows)
+        rows: list[int] = []
+        start = 0
+        for part in planned:
+            if part.prompt_end is None or part.wants_logits:
+                rows += range(start, start + len(part.ids))
+            start += len(part.ids)
         step = StepInput(
-            spans=tuple(
-                Span(slot=r.slot, first=r.first, count=len(r.ids), prompt_end=r.prompt_end)
-                for r in planned
-            ),
-            ids_T=[token for rows in planned for token in rows.ids],
-            history=tuple(rows.history for rows in planned),
-            logit_rows=list(range(num_window_rows)),
+            spans=tuple(map(_span, planned)),
+            ids_T=[token for part in planned for token in part.ids],
+            history=tuple(part.history for part in planned),
+            logit_rows=rows,
         )
-        out = self._model.forward(step, self._caches)
+        out = self._model.forward(step, self.caches)
         logits_RV = to_host(out.logits_RV)
-        assert logits_RV.shape[0] == num_window_rows, "a window row has no logits"
-        by_slot, start = {}, 0
-        for rows in plan.windows:
-            by_slot[rows.slot] = logits_RV[start : start + len(rows.ids)]
-            start += len(rows.ids)
-        return by_slot
+        assert logits_RV.shape[0] == len(rows), "a wanted row has no logits"
+        self._followers.check(logits_RV)
+        return _by_slot(plan, logits_RV)
 
     def draft(
-        self, requests: Sequence[DraftRequest], pick: Callable[[int, int, Logits], int]
+        self,
+        requests: Sequence[DraftRequest],
+        pick: Callable[[int, int, Logits], int] | None,
     ) -> list[DraftResult]:
-        """Let the draft blocks propose; `pick` sees host logits [V] fp32."""
+        """Let the draft blocks propose; `pick` sees host logits [V] fp32, None on followers."""
+        self._followers.draft(requests)
+        if pick is None:
+            return self._model.draft(requests, self.caches, None)
         return self._model.draft(
-            requests, self._caches, lambda n, j, logits_V: pick(n, j, to_host(logits_V))
+            requests, self.caches, lambda n, j, logits_V: pick(n, j, to_host(logits_V))
         )
+
+    def _apply(self, op: CacheOp) -> None:
+        match op:
+            case BindPages():
+                self.caches.bind(op.slot, op.pages)
+            case CopyPage():
+                self.caches.copy_page(op.source, op.target)
+            case SaveState():
+                assert op.state_id not in self._states
+                self._states[op.state_id] = self.caches.save_state(
+                    op.slot, op.position, encoder_only=op.encoder_only
+                )
+            case LoadState():
+                self.caches.load_state(op.slot, op.position, self._states[op.state_id])
+            case DropState():
+                del self._states[op.state_id]
+
+
+def _span(rows: PlannedRows) -> Span:
+    return Span(
+        slot=rows.slot,
+        first=rows.first,
+        count=len(rows.ids),
+        prompt_end=rows.prompt_end,
+        mode=rows.mode,
+    )
+
+
+def _by_slot(plan: StepPlan, logits_RV: Logits) -> StepLogits:
+    windows: dict[int, Logits] = {}
+    pieces: dict[int, Logits] = {}
+    start = 0
+    for part in plan.windows:
+        windows[part.slot] = logits_RV[start : start + len(part.ids)]
+        start += len(part.ids)
+    for part in plan.pieces:
+        if part.wants_logits:
+            pieces[part.slot] = logits_RV[start : start + len(part.ids)]
+            start += len(part.ids)
+    return StepLogits(windows=windows, pieces=pieces, all_RV=logits_RV)
 
 
 def to_host(logits: Tensor) -> Logits:

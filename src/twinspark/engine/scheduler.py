@@ -9,9 +9,10 @@ half for the oldest, the rest fewest tokens left first. Read next: `core.py` (th
 from collections import deque
 from collections.abc import Mapping, Sequence
 
+from twinspark.engine.endings import Ending
 from twinspark.engine.plan import PlannedRows, StepPlan
 from twinspark.engine.pool import SlotPool
-from twinspark.engine.request import Ending, Session
+from twinspark.engine.request import Session
 from twinspark.errors import CapacityError, RequestError
 
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from twinspark.engine.choosing import Chooser
 from twinspark.engine.request import Session
 from twinspark.engine.runner import Logits, Runner
-from twinspark.engine.sampler import ChoiceRule, Sampler
 from twinspark.model.step import DraftRequest
 
 
@@ -24,14 +24,14 @@ class DraftNeed:
         position: where `token` goes; proposals follow from position + 1.
         token: chosen, not yet run.
         depth: most proposals that are useful, at least 1.
-        rule: how the slot's tokens are chosen.
+        chooser: how the slot's tokens are chosen; only `propose` may be called.
     """
 
     slot: int
     position: int
     token: int
     depth: int
-    rule: ChoiceRule
+    chooser: Chooser
 
 
 class Drafter(Protocol):
@@ -44,20 +44,20 @@ class Drafter(Protocol):
 class ModelDrafter:
     """The model's own draft blocks, choosing with the noise the target will choose with."""
 
-    def __init__(self, runner: Runner, sampler: Sampler) -> None:
+    def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._sampler = sampler
 
     def propose(self, needs: Sequence[DraftNeed]) -> list[list[int]]:
         """Run the draft blocks once for all needs; the block is always whole (5.3)."""
         requests = [DraftRequest(slot=n.slot, position=n.position, token=n.token) for n in needs]
 
+        ahead: list[list[int]] = [[n.token] for n in needs]
+
         def pick(request_idx: int, j: int, logits_V: Logits) -> int:
-            need = needs[request_idx]
-            try:
-                return self._sampler.choose(logits_V, need.rule, need.position + 1 + j)
-            except FloatingPointError:
-                return 0  # only a proposal: the target's row decides
+            need, before = needs[request_idx], ahead[request_idx]
+            token = need.chooser.propose(logits_V, need.position + 1 + j, before[1:])
+            before.append(token)
+            return token
 
         results = self._runner.draft(requests, pick)
         return [result.tokens[: n.depth] for n, result in zip(needs, results, strict=True)]
@@ -98,7 +98,7 @@ class Speculation:
             position=session.computed,
             token=session.ids[-1],
             depth=min(self._max_depth, session.tokens_left - 1),
-            rule=session.rule,
+            chooser=session.chooser,
         )
 
 

@@ -66,9 +66,9 @@ class DSpark:
             caches.window(self._config.num_hidden_layers + i).write(plan.targets, context_TH)
 
     def draft(
-        self, requests: Sequence[DraftRequest], caches: Caches, pick: Pick
+        self, requests: Sequence[DraftRequest], caches: Caches, pick: Pick | None
     ) -> list[DraftResult]:
-        """One draft pass over several requests (5.3)."""
+        """One draft pass over several requests (5.3); without `pick` nothing is drafted."""
         if not requests:
             return []
         config = self._config
@@ -82,6 +82,8 @@ class DSpark:
             x_TCD, pre_TC = layer(x_TCD, pre_TC, self._attend(i, reader, caches))
         hidden_TD = collapse(x_TCD, pre_TC)
         base_TV = self._head(rms_norm(hidden_TD, self._norm_D, eps=config.rms_norm_eps))
+        if pick is None:  # a following rank: the walk needs nothing of it
+            return []
         return self._markov_walk(requests, hidden_TD, base_TV, pick)
 
     def _attend(self, i: int, reader: "_BlockReader", caches: Caches) -> Callable[[Tensor], Tensor]:

@@ -138,7 +138,7 @@ class Transformer:
 
     @torch.inference_mode()
     def draft(
-        self, requests: Sequence[DraftRequest], caches: Caches, pick: Pick
+        self, requests: Sequence[DraftRequest], caches: Caches, pick: Pick | None
     ) -> list[DraftResult]:
         """Draft the next tokens of several requests in one pass (model specification 5.3).
 
@@ -146,6 +146,7 @@ class Transformer:
             requests: each with all positions before `position` processed.
             caches: read only.
             pick: (request number, block slot j, logits_V) -> token; draft j takes position + 1 + j.
+                None on a rank that only follows: the result is then empty.
         """
         if self._draft is None:
             return [DraftResult(tokens=[], confidence=[]) for _ in requests]

@@ -227,7 +227,7 @@ class ChatReply:
                     elif isinstance(message, Failed):
                         outcome = f"failed ({message.kind}): {message.message}"
                         raise to_api_error(message)
-                    else:
+                    elif isinstance(message, Finished):
                         self._finished = message
                         outcome = message.reason
             if self._finished is None:

@@ -4,6 +4,7 @@
 engine's `Failed` into one. Read next: `app.py` (who catches them), `streaming.py` (mid-stream).
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -76,6 +77,13 @@ def unavailable(message: str, *, code: str, retry_s: int | None) -> ApiError:
     return ApiError(503, message, kind="server_error", code=code, headers=headers)
 
 
+def busy(message: str, *, code: str, retry_s: float | None) -> ApiError:
+    """A 429: the queue is full, or too long for the request."""
+    seconds = CAPACITY_RETRY_S if retry_s is None else max(1, math.ceil(retry_s))
+    headers = {"retry-after": str(seconds)}
+    return ApiError(429, message, kind="rate_limit_error", code=code, headers=headers)
+
+
 def shown(value: Any) -> str:
     """A value as a message may repeat it: its type or its text, never long."""
     if isinstance(value, str):
@@ -124,4 +132,6 @@ def _from_failed(failed: Failed) -> ApiError:
         code = failed.code or "capacity"
         retry_s = RESTART_RETRY_S if code == "server_restarting" else CAPACITY_RETRY_S
         return unavailable(failed.message, code=code, retry_s=retry_s)
+    if failed.kind == "busy":
+        return busy(failed.message, code=failed.code or "queue_full", retry_s=failed.retry_after_s)
     return ApiError(500, failed.message, kind="server_error", code=failed.code or "engine_error")

@@ -1,7 +1,7 @@
 import pytest
 
 from twinspark.config.server import SamplingDefaults, ServerConfig
-from twinspark.engine.request import check_sampling
+from twinspark.engine.checks import check_sampling
 from twinspark.errors import ConfigError, RequestError
 from twinspark.messages import MAX_TOP_K, Sampling
 

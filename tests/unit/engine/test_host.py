@@ -117,7 +117,7 @@ def test_requests_cancels_refusals_and_an_orderly_end(start):
     long = {"max_tokens": 40_000}
     host.send(*(ask(name, **long) for name in ("e", "f", "g", "h", "i")))
     full = host.until_last("i")
-    assert (full[0].kind, full[0].code) == ("capacity", "queue_full")
+    assert (full[0].kind, full[0].code) == ("busy", "queue_full")
     host.send(Cancel(request_id="e"), Cancel(request_id="g"), Cancel(request_id="nobody"))
     assert host.until_last("e")[-1].reason == "cancelled"
 

@@ -114,7 +114,8 @@ def test_more_context_than_the_model_has_is_refused(make_engine):
 def test_refusals_become_events():
     event = failure_of("a", RequestError("no", param="seed", code="x"))
     assert (event.kind, event.param, event.code) == ("request", "seed", "x")
-    assert failure_of("a", CapacityError("full")).kind == "capacity"
+    assert failure_of("a", CapacityError("full")).kind == "busy"
+    assert failure_of("a", CapacityError("no memory", code="memory")).kind == "capacity"
 
 
 def test_times_are_counted(make_engine, make_request):
