@@ -117,7 +117,7 @@ class ForcedDrafter:
         for need in needs:
             right = self._pattern[self._calls % len(self._pattern)]
             self._calls += 1
-            prompt_len, reply = self._replies[need.rule.seed]
+            prompt_len, reply = self._replies[need.chooser.rule.seed]
             start = need.position - prompt_len + 1
             tokens = list(reply[start : start + min(right, self._width)])
             while len(tokens) < self._width:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twinspark.engine.sampler import ChoiceRule, Sampler
-from twinspark.messages import GenerateRequest
+from twinspark.messages import GenerateRequest, TokenScore
 
 
 class Chooser:
@@ -44,6 +44,10 @@ class Chooser:
             FloatingPointError: the row holds a NaN or no finite number.
         """
         return self._sampler.choose(logits_V, self.rule, position)
+
+    def take_scores(self) -> tuple[TokenScore, ...]:
+        """Scores of the tokens chosen since the last call; empty when none were asked for."""
+        return ()
 
     def propose(
         self, logits_V: npt.NDArray[np.float32], position: int, ahead: Sequence[int]

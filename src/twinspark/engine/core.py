@@ -12,7 +12,7 @@ from twinspark.engine.checks import check_request
 from twinspark.engine.endings import Ending
 from twinspark.engine.plan import PlannedRows
 from twinspark.engine.request import Session
-from twinspark.engine.runner import Logits, Model, Runner
+from twinspark.engine.runner import Followers, Logits, Model, Runner
 from twinspark.engine.sampler import Sampler
 from twinspark.engine.scheduler import Scheduler
 from twinspark.engine.speculation import Drafter, ModelDrafter, Speculation, walk_window
@@ -50,6 +50,7 @@ class Engine:
         config: EngineConfig | None = None,
         *,
         drafter: Drafter | None = None,
+        followers: Followers | None = None,
     ) -> None:
         """Allocate the caches and start empty.
 
@@ -58,6 +59,7 @@ class Engine:
             tokenizer: of the same pack; gives the end token and the reserved ids.
             config: settings; None is the defaults.
             drafter: proposes tokens; None is the model's own blocks, if it has any.
+            followers: the other ranks, if there are any.
 
         Raises:
             ConfigError: the settings ask for more than the model has.
@@ -71,7 +73,7 @@ class Engine:
         banned.difference_update(range(self.vocab_size, tokenizer.vocab_size))
         self._sampler = Sampler(vocab_size=self.vocab_size, banned_ids=banned)
         caches = model.new_caches(config.slots, self.context_tokens)
-        self._runner = Runner(model, caches)
+        self._runner = Runner(model, caches, followers=followers)
         self._scheduler = Scheduler(
             num_slots=config.slots,
             queue_size=config.queue_size,
@@ -184,7 +186,14 @@ class Engine:
                     code="reply_failed",
                 )
             ]
-        events: list[ReplyEvent] = [TokenDelta(request_id=request_id, token_ids=tuple(taken))]
+        self._speculation.observe(session, window.ids, taken)
+        events: list[ReplyEvent] = [
+            TokenDelta(
+                request_id=request_id,
+                token_ids=tuple(taken),
+                scores=session.chooser.take_scores()[: len(taken)],
+            )
+        ]
         if session.ending is not None:
             events.append(self._finish(session, session.ending))
         return events

@@ -91,6 +91,9 @@ class Speculation:
                 useful = useful[: useful.index(end_id)]
             self.drafts[need.slot] = useful
 
+    def observe(self, session: Session, window: Sequence[int], taken: Sequence[int]) -> None:
+        """Learn how a window went: its pending token and drafts, and the tokens it gave."""
+
     def _need(self, session: Session) -> DraftNeed:
         assert session.slot is not None
         return DraftNeed(
