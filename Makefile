@@ -1,5 +1,6 @@
 # make demo     install, serve the demo pack, ask it a question, keep serving    (PORT=8000)
 # make test     install with test extras, then lint, types, import rules, all CPU tests
+# make soak     many clients at once, for four minutes; prints its figures
 # make lint format clean
 #
 # TORCH=cuda takes the CUDA build of torch that pip finds; the default pins the CPU build.
@@ -23,7 +24,7 @@ CONDENSE := awk '/^(Collecting|Downloading|Building|Preparing|Installing collect
 	/^(Requirement|Looking|Using|  |Obtaining|Created|Stored|Attempting|Found)/ { next } \
 	{ print; fflush() }'
 
-.PHONY: demo test lint format clean
+.PHONY: demo test soak lint format clean
 
 demo: $(VENV)/.demo-$(TORCH)
 	@$(BIN)/twinspark demo --port $(PORT)
@@ -34,6 +35,9 @@ test: $(VENV)/.dev-$(TORCH)
 	@echo "== import rules" && $(BIN)/lint-imports
 	@echo "== sizes" && $(BIN)/python tools/size.py
 	@echo "== pytest" && $(BIN)/python -m pytest -q -m "not gpu and not multigpu and not slow" $(PYTEST_ARGS)
+
+soak: $(VENV)/.dev-$(TORCH)
+	@$(BIN)/python -m pytest -q -s tests/soak $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev-$(TORCH)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports

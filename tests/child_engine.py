@@ -1,7 +1,8 @@
 """A stand-in for the engine process: speaks the wire, plays the babble of `fake_engine.py`.
 
 Run as `python child_engine.py FD TOKENIZER [MODE]`. Modes: "well", "slow" (10 ms a round), "dies"
-(exit 3 after the second round), "never-ready" (exit 3 while loading).
+(exit 3 after the second round), "never-ready" (exit 3 while loading), "queue" (news of the queue
+and scores of the prompt before each reply).
 """
 
 import asyncio
@@ -15,15 +16,29 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.fake_engine import FakeEngine
 
 from twinspark.messages import (
+    Admitted,
     Cancel,
     FrameReader,
     GenerateRequest,
     Loading,
+    PromptScores,
+    ReplyEvent,
     Shutdown,
     TokenDelta,
+    TokenScore,
+    Waiting,
     pack_message,
 )
 from twinspark.text.tokenizer import Tokenizer
+
+
+def news(name: str) -> list[ReplyEvent]:
+    scores = (TokenScore(token_id=6, logprob=-0.5, top=((7, -0.25),)),)
+    return [
+        Waiting(request_id=name, position=1, cause="pool", predicted_ms=2.5),
+        Admitted(request_id=name, cached_tokens=1),
+        PromptScores(request_id=name, first=1, scores=scores),
+    ]
 
 
 async def main(fd: int, tokenizer: str, mode: str) -> None:
@@ -42,6 +57,8 @@ async def main(fd: int, tokenizer: str, mode: str) -> None:
 
     async def run(request: GenerateRequest) -> None:
         num_rounds = 0
+        for event in news(request.request_id) if mode == "queue" else ():
+            writer.write(pack_message(event))
         async for event in engine.generate(request):
             writer.write(pack_message(event))
             num_rounds += isinstance(event, TokenDelta)

@@ -1,5 +1,12 @@
-"""Fixtures that several folders share."""
+"""Fixtures that several folders share.
 
+What the package keeps in the user's cache folder goes to a temporary one, child processes included.
+"""
+
+import atexit
+import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -7,6 +14,9 @@ from tests.real_tokenizer import rebuild
 from tests.small_tokenizer import small_tokenizer_json
 
 from twinspark.text.tokenizer import Tokenizer
+
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="twinspark-cache-")
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

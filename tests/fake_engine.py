@@ -1,4 +1,4 @@
-"""An EngineClient that plays scripts: each reply is a list of rounds of token ids, or of pauses."""
+"""A ServedEngine that plays scripts: each reply is a list of token ids of rounds, pauses, news."""
 
 import asyncio
 import hashlib
@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 import numpy as np
 
 from twinspark.messages import (
+    Admitted,
+    EngineStatus,
     Failed,
     Finished,
     GenerateRequest,
@@ -15,11 +17,12 @@ from twinspark.messages import (
     ReplyEvent,
     ReplyStats,
     TokenDelta,
+    Waiting,
 )
 from twinspark.text.reply import ReplyText
 from twinspark.text.tokenizer import Tokenizer
 
-Round = list[int] | float | Failed
+Round = list[int] | float | Failed | Waiting | Admitted
 Script = Callable[[GenerateRequest], Iterable[Round]]
 
 
@@ -30,6 +33,7 @@ class FakeEngine:
         script: what the next requests get; a float is a pause in seconds.
         round_s: time of a round.
         requests: every request that came.
+        status: what the engine says of itself.
         live: ids of replies that hold a slot.
         cancelled: ids whose reader left before the end.
     """
@@ -45,6 +49,7 @@ class FakeEngine:
         )
         self.loading: Loading | None = None
         self.failure: str | None = None
+        self.status: EngineStatus | None = None
         self.script: Script = self.babble
         self.round_s = 0.0
         self.requests: list[GenerateRequest] = []
@@ -59,7 +64,7 @@ class FakeEngine:
             async with self._slots:
                 self.live.add(request.request_id)
                 async for event in self._run(request):
-                    is_over = not isinstance(event, TokenDelta)
+                    is_over = isinstance(event, Finished | Failed)
                     yield event
         finally:
             self.live.discard(request.request_id)
@@ -84,7 +89,9 @@ class FakeEngine:
             if isinstance(step, Failed):
                 yield step
                 return
-            if isinstance(step, float):
+            if isinstance(step, Waiting | Admitted):
+                yield step
+            if not isinstance(step, list):
                 continue
             num_rounds += 1
             step = step[: (sampling.max_tokens or 10**9) - len(ids)]

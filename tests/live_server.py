@@ -1,4 +1,4 @@
-"""A server on a real socket in a thread of this process, over any EngineClient."""
+"""A server on a real socket in a thread of this process, over any ServedEngine."""
 
 import asyncio
 import socket
@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import uvicorn
 
 from twinspark.config.server import ServerConfig
-from twinspark.messages import EngineClient, Sampling
+from twinspark.messages import Sampling
 from twinspark.server.app import build_app
 from twinspark.server.state import ServerState
+from twinspark.server.watch import ServedEngine
 from twinspark.text.tokenizer import Tokenizer
 
 
@@ -31,7 +32,7 @@ class LiveServer:
 
 @contextmanager
 def serve_in_thread(
-    engine: EngineClient, tokenizer: Tokenizer, config: ServerConfig | None = None
+    engine: ServedEngine, tokenizer: Tokenizer, config: ServerConfig | None = None
 ) -> Iterator[LiveServer]:
     """Serve until the block ends."""
     app = build_app(
@@ -51,6 +52,7 @@ def serve_in_thread(
         server.should_exit = True
         thread.join(10)
         listener.close()
+        app.state.server.close()
         assert not thread.is_alive()
 
 

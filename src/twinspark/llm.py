@@ -2,37 +2,53 @@
 
 Renders and decodes text around `engine/core.py`; adds nothing to what the engine computes. Several
 replies may be read at the same time, from several threads too: whoever needs the next piece runs
-the next round for all. Read next: `engine/core.py`.
+the next round for all. Read next: `engine/driver.py`, `engine/core.py`.
 """
 
 import itertools
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from threading import Lock
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 from twinspark.config.engine import EngineConfig
 from twinspark.config.paths import demo_pack_path
+from twinspark.engine.driver import Driver
 from twinspark.engine.startup import LoadedEngine, OnProgress, load_engine
 from twinspark.errors import CapacityError, ConfigError, EngineDied, RequestError
 from twinspark.messages import (
+    EngineStatus,
     Failed,
+    FinishCause,
     Finished,
     FinishReason,
     GenerateRequest,
+    Priority,
+    PromptScores,
     ReplyEvent,
     ReplyStats,
     Sampling,
     TokenDelta,
+    TokenScore,
 )
 from twinspark.text.reply import ReplyPiece, ReplyText
 from twinspark.text.template import render_request
 
 Messages = Sequence[Mapping[str, Any]]
 P = TypeVar("P")
+
+
+class RequestOptions(TypedDict, total=False):
+    """What a request may ask for besides its sampling; `GenerateRequest` describes each."""
+
+    priority: Priority
+    deadline_ms: int | None
+    max_queue_ms: int | None
+    checkpoint_at: tuple[int, ...]
+    reuse: bool
+    cache_salt: str
+    approximations: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +61,10 @@ class Reply:
         token_ids: every generated id, end and stop tokens included.
         finish_reason: "stop", "length" or "cancelled".
         stop_string: the stop string that ended it.
+        cause: which rule ended it, such as "end_token" or "max_tokens".
         stats: the engine's figures, with the seed that gives this reply again.
+        scores: one for each of `token_ids` if `Sampling.logprobs` asked for them.
+        prompt_scores: of the prompt's tokens from the second on, if `Sampling.prompt_logprobs` did.
     """
 
     text: str
@@ -53,7 +72,10 @@ class Reply:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     stop_string: str | None
+    cause: FinishCause
     stats: ReplyStats
+    scores: tuple[TokenScore, ...] = ()
+    prompt_scores: tuple[TokenScore, ...] = ()
 
 
 class ReplyStream(Generic[P]):
@@ -63,7 +85,7 @@ class ReplyStream(Generic[P]):
     """
 
     def __init__(
-        self, driver: "_Driver", request_id: str, text: ReplyText, show: Callable[[ReplyPiece], P]
+        self, driver: Driver, request_id: str, text: ReplyText, show: Callable[[ReplyPiece], P]
     ) -> None:
         self._driver = driver
         self._request_id = request_id
@@ -72,6 +94,8 @@ class ReplyStream(Generic[P]):
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._ids: list[int] = []
+        self._scores: list[TokenScore] = []
+        self._prompt_scores: list[TokenScore] = []
         self._reply: Reply | None = None
         self._over = False
 
@@ -132,10 +156,13 @@ class ReplyStream(Generic[P]):
             raise _error_of(event)
         if isinstance(event, TokenDelta):
             self._ids += event.token_ids
+            self._scores += event.scores
             piece = self._text.feed(event.token_ids)
         elif isinstance(event, Finished):
             piece = self._text.finish()
         else:  # news of the queue and scores of the prompt carry no text
+            if isinstance(event, PromptScores):
+                self._prompt_scores += event.scores
             return ReplyPiece()
         self._content.append(piece.content)
         self._reasoning.append(piece.reasoning)
@@ -147,7 +174,10 @@ class ReplyStream(Generic[P]):
                 token_ids=tuple(self._ids),
                 finish_reason=event.reason,
                 stop_string=event.stop_string,
+                cause=event.cause,
                 stats=event.stats,
+                scores=tuple(self._scores),
+                prompt_scores=tuple(self._prompt_scores),
             )
         return piece
 
@@ -156,6 +186,7 @@ class LLM:
     """A model that runs in this process.
 
     Attributes:
+        engine: what runs the replies; others may call it only while none is open.
         tokenizer: the pack's.
         model_name: the pack folder's name.
         load_seconds: what loading took.
@@ -170,6 +201,7 @@ class LLM:
         config: EngineConfig | None = None,
         on_progress: OnProgress | None = None,
         verify: bool = True,
+        rendezvous: tuple[str, int] | None = None,
         **settings: Any,
     ) -> None:
         """Load a pack.
@@ -179,11 +211,14 @@ class LLM:
             config: engine settings; None is the defaults.
             on_progress: told the phase and how much of it is done, 0 to 1.
             verify: compare the pack with its manifest, if it has one.
+            rendezvous: with ranks=2 or 4, host and port where the other ranks come to; None starts
+                them here.
             settings: single fields of `EngineConfig`, such as slots=2, over `config`.
 
         Raises:
             PackError: something is wrong with the pack.
             ConfigError: the pack's config, or a setting, cannot be used.
+            RankFailed: another rank differs, failed or did not come.
         """
         known = [field.name for field in fields(EngineConfig)]
         unknown = sorted(set(settings) - set(known))
@@ -191,7 +226,11 @@ class LLM:
             raise ConfigError(f"no engine setting {unknown[0]}. Known: {', '.join(known)}")
         folder = demo_pack_path() if path is None else Path(path)
         config = replace(config or EngineConfig(), **settings)
-        self._start(load_engine(folder, config, on_progress=on_progress, verify=verify))
+        self._start(
+            load_engine(
+                folder, config, on_progress=on_progress, verify=verify, rendezvous=rendezvous
+            )
+        )
 
     @classmethod
     def demo(cls, **settings: Any) -> "LLM":
@@ -206,35 +245,55 @@ class LLM:
         return llm
 
     def _start(self, loaded: LoadedEngine) -> None:
+        self._loaded = loaded
+        self.engine = loaded.engine
         self.tokenizer = loaded.tokenizer
         self.model_name = loaded.model_name
         self.load_seconds = loaded.load_seconds
         self.default_sampling = loaded.default_sampling
-        self._driver = _Driver(loaded)
+        self._driver = Driver(loaded.engine)
         self._numbers = itertools.count()
 
-    def stream(self, prompt: str, sampling: Sampling | None = None) -> ReplyStream[str]:
+    @property
+    def status(self) -> EngineStatus:
+        """How busy the engine is now, and its counts since the start."""
+        return self._driver.status
+
+    def stream(
+        self, prompt: str, sampling: Sampling | None = None, **options: Unpack[RequestOptions]
+    ) -> ReplyStream[str]:
         """Continue a text, piece by piece; the begin token is put before it.
+
+        Args:
+            prompt: the text.
+            sampling: None is `default_sampling`.
+            options: fields of `GenerateRequest`, such as deadline_ms=2000.
 
         Raises:
             RequestError: a number is out of range, or the prompt too long.
             CapacityError: too many replies are open.
         """
         ids = self._prompt_ids(prompt)
-        return self._open(ids, sampling, lambda piece: piece.content, continues=True)
+        return self._open(ids, sampling, lambda piece: piece.content, options, continues=True)
 
-    def generate(self, prompt: str, sampling: Sampling | None = None) -> Reply:
-        """Continue a text. Raises as `stream`."""
-        return self.stream(prompt, sampling).reply
+    def generate(
+        self, prompt: str, sampling: Sampling | None = None, **options: Unpack[RequestOptions]
+    ) -> Reply:
+        """Continue a text. Arguments and errors as in `stream`."""
+        return self.stream(prompt, sampling, **options).reply
 
     def generate_many(
-        self, prompts: Sequence[str], sampling: Sampling | Sequence[Sampling] | None = None
+        self,
+        prompts: Sequence[str],
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        **options: Unpack[RequestOptions],
     ) -> list[Reply]:
         """Continue several texts at the same time; each reply is what it would be alone.
 
         Args:
             prompts: any number; those beyond the engine's room start as others end.
             sampling: one for all, or one each.
+            options: as in `stream`, for all of them.
         """
         each: Sequence[Sampling | None]
         if sampling is None or isinstance(sampling, Sampling):
@@ -244,7 +303,7 @@ class LLM:
         streams = []
         for prompt, rule in zip(prompts, each, strict=True):
             self._driver.make_room()
-            streams.append(self.stream(prompt, rule))
+            streams.append(self.stream(prompt, rule, **options))
         return [stream.reply for stream in streams]
 
     def chat_stream(
@@ -254,6 +313,7 @@ class LLM:
         *,
         thinking: bool | None = None,
         reasoning_effort: str | int | None = None,
+        **options: Unpack[RequestOptions],
     ) -> ReplyStream[ReplyPiece]:
         """Answer a conversation, piece by piece: `reasoning` and `content` of each piece.
 
@@ -262,6 +322,7 @@ class LLM:
             sampling: None is `default_sampling`.
             thinking: whether the reply starts with a thinking block; None is the default.
             reasoning_effort: a word or 1..100, as in the chat API.
+            options: as in `stream`.
 
         Raises:
             RequestError: a message or number is wrong, or the conversation too long.
@@ -275,6 +336,7 @@ class LLM:
             prompt.encode(self.tokenizer),
             sampling,
             lambda piece: piece,
+            options,
             in_reasoning=prompt.in_reasoning,
             continues=prompt.continues,
         )
@@ -286,15 +348,17 @@ class LLM:
         *,
         thinking: bool | None = None,
         reasoning_effort: str | int | None = None,
+        **options: Unpack[RequestOptions],
     ) -> Reply:
         """Answer a conversation. Arguments and errors as in `chat_stream`."""
         return self.chat_stream(
-            messages, sampling, thinking=thinking, reasoning_effort=reasoning_effort
+            messages, sampling, thinking=thinking, reasoning_effort=reasoning_effort, **options
         ).reply
 
     def close(self) -> None:
-        """End every open reply and let the model go; the object is of no use afterwards."""
+        """End every open reply and the other ranks; the object is of no use afterwards."""
         self._driver.close()
+        self._loaded.close()
 
     def __enter__(self) -> "LLM":
         return self
@@ -318,110 +382,31 @@ class LLM:
         ids: list[int],
         sampling: Sampling | None,
         show: Callable[[ReplyPiece], P],
+        options: RequestOptions,
         *,
         in_reasoning: bool = False,
         continues: bool = False,
     ) -> ReplyStream[P]:
         sampling = self.default_sampling if sampling is None else sampling
+        unknown = sorted(set(options) - set(RequestOptions.__annotations__))
+        if unknown:
+            known = ", ".join(RequestOptions.__annotations__)
+            raise RequestError(
+                f"no request option {unknown[0]}. Known: {known}; how tokens are chosen is said "
+                "in Sampling",
+                param=unknown[0],
+            )
         request = GenerateRequest(
             request_id=f"local-{next(self._numbers)}",
             prompt_ids=tuple(ids),
             sampling=sampling,
             in_reasoning=in_reasoning,
             continues=continues,
+            **options,
         )
         self._driver.submit(request)
-        text = ReplyText(
-            self.tokenizer,
-            in_reasoning=in_reasoning,
-            stop=sampling.stop,
-            continues=continues,
-            ignore_eos=sampling.ignore_eos,
-        )
+        text = ReplyText.of(request, self.tokenizer)
         return ReplyStream(self._driver, request.request_id, text, show)
-
-
-class _Driver:
-    """Runs rounds for whoever waits and sorts the events by request."""
-
-    def __init__(self, loaded: LoadedEngine) -> None:
-        self._engine = loaded.engine
-        self._lock = Lock()
-        self._events: dict[str, deque[ReplyEvent]] = {}
-        self._cancelled: deque[str] = deque()
-        self._dropped: deque[str] = deque()
-        self._ended: str | None = None
-
-    def submit(self, request: GenerateRequest) -> None:
-        with self._lock:
-            self._check_open()
-            self._cancel()
-            self._engine.submit(request)
-            self._events[request.request_id] = deque()
-
-    def make_room(self) -> None:
-        """Run rounds until one more request fits, if open ones can make it fit."""
-        with self._lock:
-            self._cancel()
-            while self._ended is None and self._engine.has_work and not self._engine.has_room:
-                self._step()
-
-    def next_event(self, request_id: str) -> ReplyEvent:
-        with self._lock:
-            events = self._events[request_id]
-            while not events:
-                self._check_open()
-                self._step()
-            event = events.popleft()
-            if isinstance(event, Finished | Failed):
-                del self._events[request_id]
-            return event
-
-    # These two take no lock: signal handlers and finalizers may call them at any moment.
-
-    def cancel(self, request_id: str) -> None:
-        """Cancel before the next round."""
-        self._cancelled.append(request_id)
-
-    def drop(self, request_id: str) -> None:
-        """Cancel before the next round, and keep no more events for it."""
-        self._dropped.append(request_id)
-
-    def close(self) -> None:
-        with self._lock:
-            self._end("the LLM was closed")
-
-    def _cancel(self) -> None:
-        while self._dropped:
-            request_id = self._dropped.popleft()
-            self._events.pop(request_id, None)
-            self._engine.cancel(request_id)
-        while self._cancelled:
-            self._engine.cancel(self._cancelled.popleft())
-
-    def _step(self) -> None:
-        self._cancel()
-        ok = False
-        try:
-            self._sort(self._engine.step())
-            ok = True
-        finally:
-            if not ok:
-                self._end("the engine failed in an earlier round")
-
-    def _end(self, reason: str) -> None:
-        if self._ended is None:
-            self._ended = reason
-            self._sort(self._engine.fail_all(reason, code="engine_ended"))
-
-    def _sort(self, events: list[ReplyEvent]) -> None:
-        for event in events:
-            if event.request_id in self._events:
-                self._events[event.request_id].append(event)
-
-    def _check_open(self) -> None:
-        if self._ended is not None:
-            raise EngineDied(self._ended)
 
 
 def _error_of(event: Failed) -> Exception:

@@ -104,6 +104,87 @@ def test_clients_that_leave_free_their_slots(server: ServerProcess, client: open
     assert time.monotonic() - begin < 5
 
 
+def test_clients_that_leave_free_their_pages(server: ServerProcess, client: openai.OpenAI) -> None:
+    def is_free() -> bool:
+        health = httpx.get(server.url + "/health").json()
+        free = health["pool_free_tokens"] + health["pool_prefix_tokens"]
+        return health["slots_free"] == health["slots"] and free == health["pool_tokens"]
+
+    ask(client, QUESTIONS[0], max_tokens=1)
+    wait_until(is_free)
+    endless = {"max_tokens": 20_000, "extra_body": {"ignore_eos": True}, "stream": True}
+    for num_chunks in range(6):
+        with ask(client, f"{QUESTIONS[6]} {num_chunks}", **endless) as chunks:
+            for _ in zip(range(num_chunks), chunks, strict=False):
+                pass
+    wait_until(is_free)
+
+
+def metrics(server: ServerProcess) -> dict[str, float]:
+    lines = httpx.get(server.url + "/metrics").text.splitlines()
+    samples = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {name.split("{model_name")[0]: float(value) for name, value in samples}
+
+
+def test_cached_tokens_are_told_everywhere_alike(
+    server: ServerProcess, client: openai.OpenAI
+) -> None:
+    text = " ".join(f"{number} apples and {number + 7} pears." for number in range(80))
+    options = {"seed": 1, "extra_body": {"reasoning_effort": "none"}, "max_tokens": 4}
+    before = metrics(server)
+    first = ask(client, text, **options)
+    second = ask(client, text, **options)
+    chunks = list(ask(client, text, stream=True, stream_options={"include_usage": True}, **options))
+    usages = [first.usage, second.usage, chunks[-1].usage]
+    after = metrics(server)
+    cached = [usage.prompt_tokens_details.cached_tokens for usage in usages]
+    prompt = first.usage.prompt_tokens
+    assert prompt > 400 and cached[0] < 50
+    assert cached[1] == cached[2] > 0.9 * prompt
+    assert [first.stats["cached_tokens"], second.stats["cached_tokens"]] == cached[:2]
+    assert first.stats["token_sha"] == second.stats["token_sha"] == chunks[-1].stats["token_sha"]
+
+    def grown(name: str) -> float:
+        return after[name] - before.get(name, 0.0)
+
+    assert grown("vllm:prefix_cache_hits_total") == sum(cached)
+    assert grown("vllm:prefix_cache_queries_total") == grown("vllm:prompt_tokens_total")
+    assert grown("vllm:prompt_tokens_total") == sum(usage.prompt_tokens for usage in usages)
+    assert grown("vllm:generation_tokens_total") == sum(u.completion_tokens for u in usages)
+    assert grown("vllm:e2e_request_latency_seconds_count") == 3
+    drafted = sum(usage.completion_tokens_details.rejected_prediction_tokens for usage in usages)
+    accepted = sum(usage.completion_tokens_details.accepted_prediction_tokens for usage in usages)
+    assert grown("vllm:spec_decode_num_draft_tokens_total") == drafted + accepted
+    assert grown("vllm:spec_decode_num_accepted_tokens_total") == accepted
+
+
+def test_usage_is_the_same_streamed_and_not_and_holds_the_reasoning(client: openai.OpenAI) -> None:
+    for options in ({"seed": 3}, {"seed": 3, "max_tokens": 7}, {"seed": 5, "stop": "e"}):
+        body = {"reasoning_effort": "high"}
+        whole = ask(client, QUESTIONS[3], extra_body=body, **options).usage
+        stream_options = {"include_usage": True}
+        *_, last = ask(
+            client, QUESTIONS[3], stream=True, stream_options=stream_options, extra_body=body,
+            **options,
+        )  # fmt: skip
+        for usage in (whole, last.usage):
+            reasoning = usage.completion_tokens_details.reasoning_tokens
+            assert 0 < reasoning <= usage.completion_tokens
+        assert whole.completion_tokens == last.usage.completion_tokens
+        assert whole.prompt_tokens == last.usage.prompt_tokens
+        assert (
+            whole.completion_tokens_details.reasoning_tokens
+            == last.usage.completion_tokens_details.reasoning_tokens
+        )
+
+
+def test_the_capacity_is_said_at_the_start(server: ServerProcess) -> None:
+    (line,) = [line for line in server.lines if "ready after" in line]
+    health = httpx.get(server.url + "/health").json()
+    assert f"4 slots, context 32768 tokens, pool {health['pool_tokens']} tokens" in line
+    assert metrics(server)["twinspark_pool_tokens"] == health["pool_tokens"] > 32768
+
+
 def test_a_prompt_too_long_is_refused_and_the_next_request_works(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="maximum context length is 32768") as caught:
         ask(client, "one two three " * 20_000)

@@ -11,6 +11,8 @@ from twinspark.kernels.choice import (
     greedy_choice,
     gumbel,
     keyed_choice,
+    largest_ids,
+    log_sum_exp,
     noise_words,
     philox4x32,
 )
@@ -235,3 +237,38 @@ def test_the_input_is_not_modified() -> None:
     before = logits.copy()
     keyed_choice(logits, 1, seed=1, temperature=0.5, top_k=9, top_p=0.5, min_p=0.1)
     assert np.array_equal(logits, before)
+
+
+@pytest.mark.parametrize("size", [1, 2, 127, 128, 129, 300, 5000])
+def test_largest_ids_by_sorting(size: int) -> None:
+    for seed, is_coarse in ((1, False), (2, True)):
+        values = _logits(size, seed)
+        values = np.round(values) if is_coarse else values  # ties
+        values[::5] = -np.inf
+        order = sorted(range(size), key=lambda i: (-values[i], i))
+        for num in (0, 1, 2, 20, size - 1, size, size + 5):
+            got = largest_ids(values, num)
+            assert got.dtype == np.int64 and got.tolist() == order[: max(num, 0)]
+
+
+def test_top_p_near_one_keeps_what_weighs_anything() -> None:
+    """Tokens 24.3 below the peak weigh nothing in 35 bits, so the cut never lies among them."""
+    scaled = np.concatenate([np.linspace(0, -40, 400), [-1e6, -np.inf]])
+    for top_p in (0.5, 0.999, 1 - 1e-12):
+        kept = filter_logits(scaled, top_p=top_p)
+        assert kept.tolist() == list(range(len(kept))) and scaled[kept[-1]] > -24.3
+    assert len(filter_logits(scaled, top_p=1.0)) == 401
+
+
+def test_log_sum_exp() -> None:
+    assert log_sum_exp(np.zeros(4, np.float32)) == math.log(4)
+    assert log_sum_exp(np.array([5.0, -np.inf], np.float32)) == 5.0
+    assert log_sum_exp(np.array([1e30, 0.0], np.float32)) == float(np.float32(1e30))
+    assert math.isnan(log_sum_exp(np.array([1.0, np.nan], np.float32)))
+    assert log_sum_exp(np.array([1.0, np.inf], np.float32)) == math.inf
+    assert log_sum_exp(np.full(3, -np.inf, np.float32)) == -math.inf
+    logits = _logits(20_000, 3, 5.0)
+    exact = math.log(math.fsum(np.exp(logits.astype(np.float64)).tolist()))
+    assert log_sum_exp(logits) == pytest.approx(exact, abs=1e-13)
+    order = np.random.default_rng(0).permutation(20_000)
+    assert log_sum_exp(logits[order]) == log_sum_exp(logits), "no order of the sum shows"

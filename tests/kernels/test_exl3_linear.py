@@ -1,5 +1,8 @@
 """EXL3 linear: golden products, row invariance bit for bit (I15), grouped = alone."""
 
+from dataclasses import replace
+from itertools import product
+
 import pytest
 import torch
 from tests.kernels.exl3_data import GOLDEN, golden_matrix, random_matrix
@@ -68,7 +71,7 @@ def test_thread_count_does_not_change_bits(shape: tuple[int, int]) -> None:
         for count in (1, 2):
             torch.set_num_threads(count)
             results.append(exl3_linear(x, prepared))
-            results.append(exl3_grouped(x, ids, experts) if experts else results[-1])
+            results.append(exl3_grouped(x, ids, experts)[0] if experts else results[-1])
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(r, results[0]) for r in results)
@@ -133,10 +136,30 @@ def test_grouped_equals_alone(shape: tuple[int, int], dtype: torch.dtype) -> Non
     alone, experts = [prepare_exl3(m) for m in matrices], prepare_experts(matrices)
     for ids in ([2], [0, 4], [0] * 9 + [1, 1, 3] + [4] * 17, [1] * 8 + [2] * 8, [3] * 4 + [4] * 8):
         x = torch.randn(len(ids), shape[0], generator=torch.Generator().manual_seed(6)).to(dtype)
-        out = exl3_grouped(x, torch.tensor(ids), experts, out_dtype=torch.float64)
+        (out,) = exl3_grouped(x, torch.tensor(ids), experts, out_dtype=torch.float64)
         for p, expert in enumerate(ids):
             row = exl3_linear(x[p : p + 1], alone[expert], out_dtype=torch.float64)
             assert torch.equal(out[p], row[0]), (ids, p)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_sets_of_experts_equal_alone(dtype: torch.dtype) -> None:
+    """Sets 0, 1 and 3 scale their input alike and share its rotation, set 2 does not."""
+    matrices = [random_matrix(256, 128, bits2=6, seed=e) for e in range(12)]
+    for one in range(12):
+        if one // 3 in (1, 3):
+            matrices[one] = replace(matrices[one], suh=matrices[one % 3].suh)
+    alone, experts = [prepare_exl3(m) for m in matrices], prepare_experts(matrices, 4)
+    assert experts.sources == (0, 0, 2, 0)
+    for ids in ([1], [0] * 9 + [1] + [2] * 8, [0] * 3 + [2] * 20):
+        generator = torch.Generator().manual_seed(6)
+        own = torch.randn(4, len(ids), 256, generator=generator).to(dtype)
+        for x in (own, own[0]):
+            found = exl3_grouped(x, torch.tensor(ids), experts, out_dtype=torch.float64)
+            for number, p in product(range(4), range(len(ids))):
+                row = x[number, p : p + 1] if x.dim() == 3 else x[p : p + 1]
+                wanted = exl3_linear(row, alone[number * 3 + ids[p]], out_dtype=torch.float64)
+                assert torch.equal(found[number, p], wanted[0]), (ids, number, p)
 
 
 def test_empty_calls() -> None:
@@ -145,7 +168,7 @@ def test_empty_calls() -> None:
     for dtype in (torch.bfloat16, torch.float64):
         assert exl3_linear(torch.empty(0, 128, dtype=dtype), prepared).shape == (0, 256)
         none = torch.empty(0, dtype=torch.int64)
-        assert exl3_grouped(torch.empty(0, 128, dtype=dtype), none, experts).shape == (0, 256)
+        assert exl3_grouped(torch.empty(0, 128, dtype=dtype), none, experts).shape == (1, 0, 256)
 
 
 def test_rotation_is_its_own_inverse_and_row_invariant() -> None:
@@ -172,5 +195,7 @@ def test_wrong_calls_are_refused() -> None:
     experts = prepare_experts([matrix, matrix])
     with pytest.raises(ValueError, match="ascending"):
         exl3_grouped(torch.zeros(2, 128), torch.tensor([1, 0]), experts)
+    with pytest.raises(ValueError, match="rows of 128 values for 1 sets"):
+        exl3_grouped(torch.zeros(2, 2, 128), torch.tensor([0, 1]), experts)
     with pytest.raises(ValueError, match="common shape"):
         prepare_experts([matrix, random_matrix(256, 128)])

@@ -1,5 +1,7 @@
 """Shards of a matrix: the bits of `exl3_linear`, matrix by matrix, whatever the other rows are."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tests import tiny
@@ -27,8 +29,20 @@ def test_equals_linear(matrices, rows, dtype):
     own = exl3_shards(x, grouped)
     for found, part, single in zip(own, x, singles, strict=True):
         assert torch.equal(found, exl3_linear(part, single, out_dtype=wide))
+    assert grouped.scales_alike
     for found, single in zip(exl3_shards(x[0], grouped), singles, strict=True):
         assert torch.equal(found, exl3_linear(x[0], single, out_dtype=wide))
+
+
+@pytest.mark.parametrize("rows", [1, 8, 17])
+def test_matrices_that_scale_their_input_differently(matrices, rows):
+    """One row of scales that is not the others' is enough to rotate for each."""
+    other = replace(matrices[1], suh=matrices[1].suh.flip(0))
+    grouped = prepare_experts([matrices[0], other])
+    assert not grouped.scales_alike
+    x = torch.randn(rows, 128, generator=torch.Generator().manual_seed(rows)).bfloat16()
+    for found, matrix in zip(exl3_shards(x, grouped), (matrices[0], other), strict=True):
+        assert torch.equal(found, exl3_linear(x, prepare_exl3(matrix), out_dtype=torch.float32))
 
 
 def test_refuses_other_shapes(matrices):

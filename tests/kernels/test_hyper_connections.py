@@ -177,3 +177,17 @@ def test_two_streams() -> None:
     weights = _mix(x, site)
     assert weights.comb_TCC.shape == (5, 2, 2)
     assert (weights.comb_TCC.sum(1) - 1).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("marked", [[], [3], [0, 1, 8, 9, 39], list(range(40))])
+def test_some_rows_take_another_projection(marked: list[int]) -> None:
+    """They get its bits, the other rows those of the first."""
+    site, x = _site(), _streams()
+    other = prepare_matrix(torch.randn(24, 512, generator=torch.Generator().manual_seed(9)) * 0.02)
+    rows_T = torch.zeros(40, dtype=torch.bool)
+    rows_T[marked] = True
+    found = mix(x, *site, iters=20, eps=EPS, norm_eps=1e-20, other=(other, rows_T))
+    one, two = _mix(x, site), _mix(x, (other, *site[1:]))
+    for got, first, second in zip(found, one, two, strict=True):
+        assert torch.equal(got[rows_T], second[rows_T])
+        assert torch.equal(got[~rows_T], first[~rows_T])

@@ -6,10 +6,48 @@ from tests.kernels.rows import assert_rows_stand_alone
 
 from twinspark.kernels.index_select import (
     KEY_BLOCK,
-    candidate_blocks,
+    block_values,
+    hide_invisible,
+    hide_outside,
     index_scores,
-    select_topk,
+    keep_best,
 )
+
+
+def select_topk(
+    scores: torch.Tensor,
+    visible: torch.Tensor,
+    k: int,
+    *,
+    candidates: torch.Tensor | None = None,
+    block_size: int = 1,
+    cut: int = 0,
+) -> torch.Tensor:
+    """The k best visible entries of whole scores, in two ranges if `cut` is given."""
+    entries = torch.arange(scores.shape[1])
+    scores = scores.clone()
+    hide_invisible(scores, entries, visible)
+    if candidates is not None:
+        hide_outside(scores, candidates, block_size=block_size)
+    before = keep_best(scores[:, :cut], entries[:cut], k) if cut else None
+    return keep_best(scores[:, cut:], entries[cut:], k, before).entries_TK
+
+
+def candidate_blocks(
+    scores: torch.Tensor, visible: torch.Tensor, *, block_size: int, top_blocks: int
+) -> torch.Tensor:
+    """The best blocks of whole scores, -1 padding last."""
+    blocks = -(-scores.shape[1] // block_size)
+    padded = scores.new_full((len(scores), blocks * block_size), -torch.inf)
+    padded[:, : scores.shape[1]] = scores
+    hide_invisible(padded, torch.arange(padded.shape[1]), visible)
+    numbers = torch.arange(blocks)
+    values = block_values(padded, visible, numbers, block_size=block_size)
+    return keep_best(values, numbers, top_blocks).entries_TK
+
+
+def blocks_of(row: torch.Tensor) -> list[int]:
+    return row[row >= 0].tolist()
 
 
 def _inputs(
@@ -96,6 +134,8 @@ def test_i12_selection_equals_sorting(k: int, ties: bool) -> None:
     assert got.dtype == torch.int64 and got.shape == (len(counts), k)
     for row, count in enumerate(counts):
         assert got[row].tolist() == _oracle(scores[row].tolist(), count, k)
+    for cut in (1, k, k + 1, length - 1):
+        assert torch.equal(select_topk(scores, torch.tensor(counts), k, cut=cut), got)
 
 
 def test_trap_16_never_beyond_what_is_visible() -> None:
@@ -118,6 +158,19 @@ def test_trap_16_never_beyond_what_is_visible() -> None:
 def test_trap_16_signed_zeros_are_equal() -> None:
     scores = torch.tensor([[-0.0, 0.0, -0.0, 0.0]])
     assert select_topk(scores, torch.tensor([4]), 2).tolist() == [[0, 1]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("length", [300, 2047, 2049, 9000])
+def test_few_and_many_values_follow_one_order(length: int, dtype: torch.dtype) -> None:
+    """Small numbers of values are ranked in another way than large ones."""
+    scores = _tied_scores(1, length, length).to(dtype).clamp_(max=0.0)
+    scores[0, ::3] *= 1.0 + torch.arange(len(scores[0, ::3])) * 2.0**-20  # close negative ones
+    count = int((scores == 0).sum()) + 5
+    got = select_topk(scores, torch.tensor([length]), count)
+    assert got[0].tolist() == _oracle(scores[0].tolist(), length, count)
+    half = select_topk(scores, torch.tensor([length]), count // 2, cut=length // 3)
+    assert half[0].tolist() == _oracle(scores[0].tolist(), length, count // 2)
 
 
 def test_selection_rows_stand_alone() -> None:
@@ -147,24 +200,24 @@ def test_i12_candidates_equal_sorting(size: int, top: int, ties: bool) -> None:
     if ties:
         scores = _tied_scores(len(counts), 79, size)
     got = candidate_blocks(scores, torch.tensor(counts), block_size=size, top_blocks=top)
-    assert got.dtype == torch.bool and got.shape == (len(counts), -(-79 // size))
+    assert got.dtype == torch.int64 and got.shape == (len(counts), top)
     for row, count in enumerate(counts):
-        kept = set(got[row].nonzero().view(-1).tolist())
-        assert kept == _blocks_oracle(scores[row].tolist(), count, size, top)
+        wanted = _blocks_oracle(scores[row].tolist(), count, size, top)
+        assert blocks_of(got[row]) == sorted(wanted)
 
 
 def test_trap_17_newest_block_is_pinned_and_counts() -> None:
     scores = torch.arange(16.0, 0, -1).repeat(2, 1)  # earlier entries score higher
     got = candidate_blocks(scores, torch.tensor([14, 8]), block_size=4, top_blocks=2)
     # row 0: block 3 has the lowest scores and is pinned; only one other fits. Row 1: block 1 newest
-    assert got.tolist() == [[True, False, False, True], [True, True, False, False]]
+    assert got.tolist() == [[0, 3], [0, 1]]
 
 
 def test_trap_17_masks_are_per_row() -> None:
     scores = torch.zeros(2, 16)
     scores[0, 1], scores[1, 6] = 5.0, 5.0
     mask = candidate_blocks(scores, torch.tensor([16, 16]), block_size=4, top_blocks=2)
-    assert mask.tolist() == [[True, False, False, True], [False, True, False, True]]
+    assert mask.tolist() == [[0, 3], [1, 3]]
 
 
 @pytest.mark.parametrize("ties", [True, False])
@@ -177,10 +230,10 @@ def test_i12_selection_inside_binding_candidates(ties: bool) -> None:
     if ties:
         source, scores = _tied_scores(len(counts), 80, 2), _tied_scores(len(counts), 80, 3)
     mask = candidate_blocks(source, counts, block_size=size, top_blocks=top)
-    got = select_topk(scores, counts, k, block_mask=mask, block_size=size)
+    got = select_topk(scores, counts, k, candidates=mask, block_size=size)
     free = select_topk(scores, counts, k)
     for row, count in enumerate(counts.tolist()):
-        allowed = mask[row].repeat_interleave(size).tolist()
+        allowed = [j // size in blocks_of(mask[row]) for j in range(80)]
         assert got[row].tolist() == _oracle(scores[row].tolist(), count, k, allowed)
     assert not torch.equal(got, free)  # the mask binds
 
@@ -188,5 +241,7 @@ def test_i12_selection_inside_binding_candidates(ties: bool) -> None:
 def test_empty_calls() -> None:
     none = torch.zeros(0, dtype=torch.int64)
     assert select_topk(torch.zeros(0, 9), none, 4).shape == (0, 4)
-    got = select_topk(torch.zeros(2, 0), torch.tensor([0, 0]), 4)
+    assert index_scores(torch.zeros(0, 2, 8), torch.zeros(0, 2), torch.zeros(5, 8)).shape == (0, 5)
+    assert index_scores(torch.zeros(3, 2, 8), torch.zeros(3, 2), torch.zeros(0, 8)).shape == (3, 0)
+    got = select_topk(torch.zeros(2, 1), torch.tensor([0, 0]), 4)
     assert got.tolist() == [[-1] * 4] * 2

@@ -1,4 +1,4 @@
-"""Router: scores, bias, ties (trap 18)."""
+"""Router: scores, bias, ties (trap 18), and the pruning of experts."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.kernels.rows import assert_rows_stand_alone
 
-from twinspark.kernels.router import route
+from twinspark.kernels.router import prune, route
 
 
 def _by_hand(
@@ -69,3 +69,65 @@ def test_equal_sums_go_to_the_lower_id() -> None:
     logits = torch.tensor([[0.0, 0.0, 5.0, 0.0]])
     ids, _ = route(logits, torch.zeros(4), k=2, scale=1.5)
     assert ids.tolist() == [[0, 2]]
+
+
+def _pruned_by_hand(weights: list[float], share: float, least: int) -> list[float]:
+    order = sorted(range(len(weights)), key=lambda a: (-weights[a], a))
+    kept: list[int] = []
+    while len(kept) < len(weights):
+        if len(kept) >= least and sum(weights[a] for a in kept) >= share * sum(weights):
+            break
+        kept.append(order[len(kept)])
+    factor = sum(weights) / sum(weights[a] for a in kept)
+    return [w * factor if a in kept else 0.0 for a, w in enumerate(weights)]
+
+
+@pytest.mark.parametrize(("k", "least", "share"), [(6, 3, 0.85), (6, 1, 0.5), (8, 3, 0.95)])
+def test_pruning_by_hand_and_rows_stand_alone(k: int, least: int, share: float) -> None:
+    generator = torch.Generator().manual_seed(k)
+    weights_TA = torch.softmax(torch.randn(60, k, generator=generator) * 1.5, dim=1) * 1.5
+    ids_TA = torch.arange(k).expand(60, k)
+    chosen_T = torch.arange(60) % 3 > 0
+
+    def pruned(ids: torch.Tensor, weights: torch.Tensor, which: torch.Tensor):
+        return prune(ids, weights, which, share=share, least=least)
+
+    assert_rows_stand_alone(pruned, ids_TA, weights_TA, chosen_T)
+    found_TA, kept_TA = pruned(ids_TA, weights_TA, chosen_T)
+    wide_TA, _ = pruned(ids_TA, weights_TA.double(), chosen_T)
+    assert torch.equal(kept_TA, found_TA > 0)
+    assert torch.equal(found_TA[~chosen_T], weights_TA[~chosen_T])
+    for row in chosen_T.nonzero().flatten().tolist():
+        expected = _pruned_by_hand(weights_TA[row].tolist(), share, least)
+        assert wide_TA[row].tolist() == pytest.approx(expected, rel=1e-12)
+    counts = kept_TA[chosen_T].sum(1)
+    assert int(counts.min()) >= least and len(counts.unique()) > 1
+
+
+def _prune_row(weights: list[float], share: float = 0.85) -> list[float]:
+    ids = torch.arange(len(weights))[None]
+    found, _ = prune(ids, torch.tensor([weights]), torch.tensor([True]), share=share)
+    return [float(w) for w in found[0]]
+
+
+def test_pruning_stops_at_the_threshold_itself() -> None:
+    """Numbers that are exact in fp32: 12 of 16 is enough at 0.75, and not a hair above it."""
+    weights = [8.0, 2.0, 2.0, 1.0, 2.0, 1.0]
+    three = [w * float(torch.tensor(16.0) / 12) for w in (8.0, 2.0, 2.0, 0, 0, 0)]
+    assert _prune_row(weights, 0.75) == three
+    four = [w * float(torch.tensor(16.0) / 14) for w in (8.0, 2.0, 2.0, 0, 2.0, 0)]
+    assert _prune_row(weights, 0.7501) == four
+
+
+def test_pruning_keeps_three_and_of_equal_weights_the_lower_ids() -> None:
+    assert _prune_row([0.0, 9.0, 0.5, 0.0, 0.25, 0.25])[0] == 0.0
+    assert [w > 0 for w in _prune_row([0.01, 9.0, 0.5, 0.01, 0.25, 0.25])] == [
+        False, True, True, False, True, False,
+    ]  # fmt: skip
+    assert [w > 0 for w in _prune_row([1.0] * 8, 0.6)] == [True] * 5 + [False] * 3
+
+
+def test_pruning_changes_no_bit_where_nothing_goes() -> None:
+    """Two or three experts, equal weights, or no weight at all: the weights come back as given."""
+    for weights in ([1.4, 0.1], [1.3, 0.1, 0.1], [0.25] * 6, [0.0] * 6):
+        assert torch.equal(torch.tensor(_prune_row(weights)), torch.tensor(weights))

@@ -105,8 +105,8 @@ def test_layers_reject_mutants(mutant, single_shard_model, monkeypatch):
         summed = moe._ShardExperts._sum
         weights = []
 
-        def remember(ids, weights_TA, num_experts):
-            pairs = pair_up(ids, weights_TA, num_experts)
+        def remember(ids, weights_TA, num_experts, kept_TA):
+            pairs = pair_up(ids, weights_TA, num_experts, kept_TA)
             weights.append(pairs.weights_P1)
             return replace(pairs, weights_P1=torch.ones_like(pairs.weights_P1))
 

@@ -11,6 +11,7 @@ from tests.unit.model.harness import Session, golden, tiny_token_map
 
 from twinspark.cache import rows as cache_rows
 from twinspark.config.model import ModelConfig
+from twinspark.kernels import index_search
 from twinspark.model import compressor, csa, indexer, layer
 from twinspark.model.loading import load_model
 from twinspark.pack.reader import open_pack
@@ -45,20 +46,20 @@ def comb_transposed(patch):
 
 
 def ties_to_the_higher_index(patch):
-    def select(scores_TL, visible_T, k, *, block_mask=None, block_size=1):
-        length = scores_TL.shape[1]
-        allowed = torch.arange(length) < visible_T[:, None]
-        if block_mask is not None:
-            allowed &= block_mask.repeat_interleave(block_size, 1)[:, :length]
-        scores = scores_TL.masked_fill(~allowed, -torch.inf).flip(1)
-        order = length - 1 - torch.sort(scores, dim=1, descending=True, stable=True).indices
-        found = torch.full((len(scores), k), -1)
-        for row, (entries, count) in enumerate(zip(order, allowed.sum(1).tolist(), strict=True)):
-            chosen = entries[: min(k, count)].sort().values
-            found[row, : len(chosen)] = chosen
-        return found
+    def keep(values_TL, entries_L, k, before=None):
+        assert before is None
+        best = index_search.Best(
+            torch.full((len(values_TL), k), -torch.inf, dtype=values_TL.dtype),
+            torch.full((len(values_TL), k), -1),
+        )
+        order = torch.sort(values_TL.flip(1), dim=1, descending=True, stable=True).indices
+        for row, places in enumerate(len(entries_L) - 1 - order):
+            chosen = places[values_TL[row, places] > -torch.inf][:k].sort().values
+            best.values_TK[row, : len(chosen)] = values_TL[row, chosen]
+            best.entries_TK[row, : len(chosen)] = entries_L[chosen]
+        return best
 
-    patch.setattr(indexer, "select_topk", select)
+    patch.setattr(index_search, "keep_best", keep)
 
 
 MUTANTS = [

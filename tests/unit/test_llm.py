@@ -2,6 +2,8 @@
 
 import gc
 import threading
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from tests.fake_model import FakeModel
@@ -10,7 +12,18 @@ from twinspark import LLM, Sampling
 from twinspark.config.engine import EngineConfig
 from twinspark.engine.core import Engine
 from twinspark.engine.startup import LoadedEngine
-from twinspark.errors import ConfigError, EngineDied, RequestError
+from twinspark.errors import CapacityError, ConfigError, EngineDied, RequestError
+from twinspark.messages import (
+    Admitted,
+    EngineStatus,
+    Failed,
+    Finished,
+    PromptScores,
+    ReplyStats,
+    TokenDelta,
+    TokenScore,
+    Waiting,
+)
 
 CHAT = [{"role": "user", "content": "Say something."}]
 RULE = Sampling(temperature=0.9, seed=7, max_tokens=20)
@@ -168,6 +181,101 @@ def test_closing_ends_open_replies(make_llm):
         llm.generate("x")
 
 
+def test_closing_ends_the_other_ranks(small_tokenizer):
+    closed = []
+    loaded = LoadedEngine(
+        engine=ScriptedEngine(), tokenizer=small_tokenizer, model_name="fake", load_seconds=0.0,
+        team=SimpleNamespace(close=lambda: closed.append(True)),
+    )  # fmt: skip
+    with LLM.from_engine(loaded):
+        assert not closed
+    assert closed == [True]
+
+
 def test_unknown_settings_are_refused_before_anything_is_loaded():
     with pytest.raises(ConfigError, match="slots"):
         LLM("nowhere", slot=3)
+
+
+class ScriptedEngine:
+    """Plays one list of events for each request, one a step."""
+
+    def __init__(self, *events):
+        self.requests, self._events, self._left = [], events, []
+        self.status = EngineStatus(running=0, waiting=0, rounds=3, slots_free=1)
+
+    @property
+    def has_work(self):
+        return bool(self._left)
+
+    def submit(self, request):
+        self.requests.append(request)
+        self._left += [replace(event, request_id=request.request_id) for event in self._events]
+
+    def step(self):
+        return [self._left.pop(0)]
+
+    def cancel(self, request_id):
+        pass
+
+    def fail_all(self, reason, *, code):
+        return []
+
+
+def scripted(small_tokenizer, *events):
+    engine = ScriptedEngine(*events)
+    loaded = LoadedEngine(
+        engine=engine, tokenizer=small_tokenizer, model_name="fake", load_seconds=0.0
+    )
+    return LLM.from_engine(loaded), engine
+
+
+FINISHED = Finished(
+    request_id="", reason="length", cause="deadline",
+    stats=ReplyStats(prompt_tokens=3, completion_tokens=2),
+)  # fmt: skip
+
+
+def test_news_and_scores_become_part_of_the_reply(small_tokenizer):
+    scores = [TokenScore(token_id=n, logprob=-float(n), top=((n, -1.0),)) for n in range(300, 305)]
+    llm, _ = scripted(
+        small_tokenizer,
+        Waiting(request_id="", position=0, cause="slot"),
+        Admitted(request_id=""),
+        PromptScores(request_id="", first=1, scores=tuple(scores[:1])),
+        PromptScores(request_id="", first=2, scores=tuple(scores[1:3])),
+        TokenDelta(request_id="", token_ids=(303,), scores=(scores[3],)),
+        TokenDelta(request_id="", token_ids=(304,), scores=(scores[4],)),
+        FINISHED,
+    )
+    reply = llm.generate("x", Sampling(logprobs=1, prompt_logprobs=1))
+    assert reply.token_ids == (303, 304) and reply.cause == "deadline"
+    assert reply.scores == tuple(scores[3:]) and reply.prompt_scores == tuple(scores[:3])
+    assert llm.status.rounds == 3
+
+
+def test_request_options_reach_the_engine(small_tokenizer):
+    llm, engine = scripted(small_tokenizer, FINISHED)
+    options = {
+        "priority": "background", "deadline_ms": 9, "max_queue_ms": 8, "checkpoint_at": (1,),
+        "reuse": False, "cache_salt": "s", "approximations": ("expert_pruning",),
+    }  # fmt: skip
+    llm.generate("x", **options)
+    llm.generate_many(["x"], **options)
+    llm.chat(CHAT, thinking=False, **options)
+    assert len(engine.requests) == 3
+    for request in engine.requests:
+        assert {name: getattr(request, name) for name in options} == options
+    for wrong in ("temperature", "request_id", "in_reasoning"):
+        with pytest.raises(RequestError, match=f"no request option {wrong}.*deadline_ms"):
+            llm.generate("x", **{wrong: 1})
+    assert len(engine.requests) == 3
+
+
+@pytest.mark.parametrize(("kind", "code"), [("busy", "queue_full"), ("capacity", "memory")])
+def test_refusals_for_want_of_room_say_when_to_try_again(small_tokenizer, kind, code):
+    failed = Failed(request_id="", kind=kind, message="full", code=code, retry_after_s=2.5)
+    llm, _ = scripted(small_tokenizer, failed)
+    with pytest.raises(CapacityError, match="full") as caught:
+        llm.generate("x")
+    assert (caught.value.code, caught.value.retry_after_s) == (code, 2.5)

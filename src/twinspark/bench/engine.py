@@ -2,19 +2,18 @@
 
 Measures through `LLM`, as a library user would. Every cell is one batch of replies with fixed
 seeds; the same replies are made with and without drafts, so the cells also show that drafting
-changes no token. Read next: `cli/bench.py`, which prints the table.
+changes no token. Read next: `overhead.py` and `stall.py` (the other cells), `goals.py`,
+`cli/bench.py`, which prints the tables.
 """
 
-import platform
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from itertools import zip_longest
 from time import perf_counter
-from typing import Any
 
 from twinspark.llm import LLM, Reply
-from twinspark.messages import Sampling
-from twinspark.version import VERSION
+from twinspark.messages import ReplyStats, Sampling
 
 CHAT = "chat"
 TEXTS: dict[str, tuple[str, ...]] = {
@@ -55,6 +54,9 @@ class Cell:
         tokens_per_s: of all streams together; the median over the repeats.
         tokens_per_round: of one stream.
         accepted_per_round: drafts kept a round of one stream.
+        rows_per_round: run a round for one stream: its pending token and its drafts.
+        accepted_at: share of drafts kept by place in the window, first draft first.
+        lookup_share: part of the drafts that were copied from the stream's own text.
         ms_per_round: decode time of a round; all streams share a round.
         token_sha: digests of the replies, in order.
     """
@@ -67,6 +69,9 @@ class Cell:
     tokens_per_s: float
     tokens_per_round: float
     accepted_per_round: float
+    rows_per_round: float
+    accepted_at: tuple[float, ...]
+    lookup_share: float
     ms_per_round: float
     token_sha: tuple[str, ...]
 
@@ -110,6 +115,9 @@ def measure_cell(
         tokens_per_s=tokens / seconds,
         tokens_per_round=tokens / rounds,
         accepted_per_round=sum(s.accepted for s in stats) / rounds,
+        rows_per_round=1 + sum(s.drafted for s in stats) / rounds,
+        accepted_at=_accepted_at(stats),
+        lookup_share=sum(s.lookup_drafted for s in stats) / max(1, sum(s.drafted for s in stats)),
         ms_per_round=longest.decode_ms / longest.rounds,
         token_sha=tuple(s.token_sha for s in stats),
     )
@@ -117,12 +125,18 @@ def measure_cell(
 
 def _replies(llm: LLM, text: str, prompts: Sequence[str], rules: Sequence[Sampling]) -> list[Reply]:
     if text != CHAT:
-        return llm.generate_many(prompts, rules)
+        return llm.generate_many(prompts, rules, reuse=False)
     streams = [
-        llm.chat_stream([{"role": "user", "content": prompt}], rule, thinking=False)
+        llm.chat_stream([{"role": "user", "content": prompt}], rule, thinking=False, reuse=False)
         for prompt, rule in zip(prompts, rules, strict=True)
     ]
     return [stream.reply for stream in streams]
+
+
+def _accepted_at(stats: Sequence[ReplyStats]) -> tuple[float, ...]:
+    drafted = [sum(at) for at in zip_longest(*(s.drafted_at for s in stats), fillvalue=0)]
+    kept = [sum(at) for at in zip_longest(*(s.accepted_at for s in stats), fillvalue=0)]
+    return tuple(k / d for k, d in zip_longest(kept, drafted, fillvalue=0) if d)
 
 
 def measure(
@@ -153,23 +167,6 @@ def measure(
         assert both[0].token_sha == both[1].token_sha, f"drafting changed a {text} reply"
         cells += both
     return cells
-
-
-def report(cells: Sequence[Cell], *, pack: str, load_seconds: float, date: str) -> dict[str, Any]:
-    """The result file: where, when and what."""
-    import torch
-
-    return {
-        "what": "twinspark bench engine",
-        "date": date,
-        "version": VERSION,
-        "pack": pack,
-        "device": f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "load_seconds": load_seconds,
-        "cells": [asdict(cell) for cell in cells],
-    }
 
 
 def _pairs(texts: Sequence[str], streams: Sequence[int]) -> Iterator[tuple[str, int]]:

@@ -1,7 +1,7 @@
-"""Sizes of a request's state, from the model's config. No tensors.
+"""Sizes of a request's state and of the pool of pages, from the model's config. No tensors.
 
-Model specification 4.1 (inventory) and 4.4 (ring sizes), design D23 (rows a round).
-Read next: `rows.py` (row formats), `view.py` (all state of all slots).
+Model specification 4.1 (inventory) and 4.4 (ring sizes), design D22 (pages), D23 (rows a round).
+Read next: `pages.py` (long-range rows), `view.py` (all state of all slots).
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from twinspark.config.model import ModelConfig
 RING_ROWS = 32
 """Rows of a compressor ring, and what a window ring holds beyond W (design D23)."""
 
-ENTRY_BLOCK = 64
-"""Entries of a slot are allocated in whole blocks of this size, so keys can be read in blocks."""
+PAGE_TOKENS = 256
+"""Positions of a page when nobody says otherwise (design D22)."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class CacheLayout:
         window: W, positions a window shows, its own included.
         window_rows: rows of a window ring, Cw.
         ring_rows: rows of a compressor ring, Cr.
+        page_tokens: positions of a page, even.
     """
 
     num_slots: int
@@ -34,10 +35,19 @@ class CacheLayout:
     window: int
     window_rows: int
     ring_rows: int
+    page_tokens: int = PAGE_TOKENS
 
     @classmethod
-    def of(cls, config: ModelConfig, num_slots: int, max_tokens: int) -> "CacheLayout":
+    def of(
+        cls,
+        config: ModelConfig,
+        num_slots: int,
+        max_tokens: int,
+        *,
+        page_tokens: int = PAGE_TOKENS,
+    ) -> "CacheLayout":
         """The layout of a model's caches."""
+        assert page_tokens > 0 and page_tokens % 2 == 0, "a ratio-2 pair may not cross pages"
         return cls(
             num_slots=num_slots,
             max_tokens=max_tokens,
@@ -45,9 +55,18 @@ class CacheLayout:
             window=config.sliding_window,
             window_rows=config.sliding_window + RING_ROWS,
             ring_rows=RING_ROWS,
+            page_tokens=page_tokens,
         )
 
+    @property
+    def slot_pages(self) -> int:
+        """Most pages of a slot."""
+        return -(-self.max_tokens // self.page_tokens)
+
+    def page_entries(self, ratio: int) -> int:
+        """Compressed entries of a page at this ratio."""
+        return self.page_tokens // ratio
+
     def entries(self, ratio: int) -> int:
-        """Compressed entries a slot can hold at this ratio, in whole blocks."""
-        needed = -(-self.max_tokens // ratio)
-        return -(-needed // ENTRY_BLOCK) * ENTRY_BLOCK
+        """Compressed entries a slot can hold at this ratio, in whole pages."""
+        return self.slot_pages * self.page_entries(ratio)

@@ -1,15 +1,28 @@
-"""`twinspark bench`: measure this machine. Prints a table, keeps JSON on request."""
+"""`twinspark bench`: measure this machine. Prints tables, keeps JSON on request."""
 
 import datetime
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
 
+from twinspark.cli import ranks
+from twinspark.cli.console import check_writable
+
 if TYPE_CHECKING:
+    from rich.progress import Progress
+    from rich.table import Table
+
     from twinspark.bench.engine import Cell
+    from twinspark.bench.goals import Goal
+    from twinspark.bench.overhead import Overhead
+    from twinspark.bench.stall import Stall
+    from twinspark.llm import LLM
+
+WIDTH = 120  # of tables that go to a file
 
 app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
 
@@ -30,24 +43,42 @@ def engine(
     json: Annotated[Path | None, typer.Option(help="Also write the figures to this file.")] = None,
     tokens: Annotated[int, typer.Option(min=8, help="Length of each reply.")] = 128,
     repeats: Annotated[int, typer.Option(min=1, help="Runs a cell; the median counts.")] = 3,
+    stall_tokens: Annotated[
+        int, typer.Option(min=0, help="Length of the long prompt; 0 leaves that cell out.")
+    ] = 16384,
+    tp: ranks.Tp = None,
+    virtual_shards: ranks.VirtualShards = None,
+    split_pool: ranks.SplitPool = None,
+    rank: ranks.Rank = None,
+    rendezvous: ranks.Rendezvous = None,
 ) -> None:
-    """Tokens a second and a round: chat, code, prose; one and four streams; drafts on and off.
+    """Speed of replies, host time of a round, and what a long prompt does to running streams.
 
-    Takes two to four minutes on two cores with the demo pack.
+    Chat, code and prose; one and four streams; drafts on and off. Takes four to six minutes on two
+    cores with the demo pack.
     """
     from rich.console import Console
     from rich.progress import Progress, TimeElapsedColumn
-    from rich.table import Table
 
-    from twinspark.bench.engine import NUM_CELLS, measure, report
+    from twinspark.bench.engine import NUM_CELLS, measure
+    from twinspark.bench.overhead import SLOTS, measure_overhead
+    from twinspark.config.engine import EngineConfig
     from twinspark.llm import LLM
 
+    given = {"ranks": tp, "virtual_shards": virtual_shards, "split_pool": split_pool}
+    settings: dict[str, Any] = {name: v for name, v in given.items() if v is not None}
+    config = EngineConfig(**settings)
+    place = ranks.rank_place(rank, rendezvous, config)
+    if ranks.follows(pack, config, place):
+        return
+    if json is not None:
+        check_writable(json, option="--json")
     console = Console(stderr=True)
     with console.status("loading the model"):
-        llm = LLM(pack)
+        llm = LLM(pack, config=config, rendezvous=place.address)
     bar = Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=console)
     with bar, llm:
-        task = bar.add_task("measuring", total=NUM_CELLS)
+        task = bar.add_task("speed", total=NUM_CELLS)
 
         def on_cell(cell: "Cell") -> None:
             drafts = "with" if cell.drafts else "without"
@@ -56,9 +87,73 @@ def engine(
             bar.advance(task)
 
         cells = measure(llm, max_tokens=tokens, repeats=repeats, on_cell=on_cell)
-    table = Table(title=f"{llm.model_name}: {tokens} tokens a reply, greedy")
-    for name in ("text", "streams", "drafts", "tokens/s", "tokens/round", "accepted", "ms/round"):
-        table.add_column(name, justify="left" if name == "text" else "right")
+        stall = _stall(llm, bar, stall_tokens) if stall_tokens else None
+        bar.add_task("host time of a round", total=None)
+        overheads = [measure_overhead(slots=slots) for slots in SLOTS]
+    _show(llm, cells, overheads, stall, tokens=tokens, json=json)
+
+
+def _show(
+    llm: "LLM",
+    cells: "list[Cell]",
+    overheads: "list[Overhead]",
+    stall: "Stall | None",
+    *,
+    tokens: int,
+    json: Path | None,
+) -> None:
+    from rich.console import Console
+
+    from twinspark.bench.goals import goals_of, report
+
+    out = Console(width=None if sys.stdout.isatty() else WIDTH)
+    out.print(_speed_table(cells, f"{llm.model_name}: {tokens} tokens a reply, greedy"))
+    out.print(_overhead_table(overheads))
+    if stall is not None:
+        out.print(_stall_table(stall))
+    out.print(_goal_table(goals_of(cells, overheads, stall)))
+    if json is not None:
+        document = report(
+            cells,
+            overheads,
+            stall,
+            pack=llm.model_name,
+            load_seconds=llm.load_seconds,
+            date=datetime.date.today().isoformat(),
+            ranks=llm.engine.config.ranks,
+        )
+        json.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2) + b"\n")
+        print(f"written: {json}", file=sys.stderr)
+
+
+def _stall(llm: "LLM", bar: "Progress", prompt_tokens: int) -> "Stall":
+    from twinspark.bench.engine import TEXTS
+    from twinspark.bench.stall import measure_stall
+
+    task = bar.add_task("a long prompt beside three streams", total=None)
+    prompts = [
+        [llm.tokenizer.bos_id, *llm.tokenizer.encode_plain(text)] for text in TEXTS["code"][:3]
+    ]
+    return measure_stall(
+        llm.engine, prompts, prompt_tokens=prompt_tokens, on_round=lambda: bar.advance(task)
+    )
+
+
+def _table(title: str, *columns: str) -> "Table":
+    from rich.table import Table
+
+    table = Table(title=title)
+    for number, name in enumerate(columns):
+        table.add_column(name, justify="right" if number else "left")
+    return table
+
+
+def _speed_table(cells: Sequence["Cell"], title: str) -> "Table":
+    table = _table(
+        title,
+        *("text", "streams", "drafts", "tokens/s", "tokens/round", "rows/round", "ms/round"),
+        "kept by place, %",
+    )
     for c in cells:
         table.add_row(
             c.text,
@@ -66,17 +161,50 @@ def engine(
             "on" if c.drafts else "off",
             f"{c.tokens_per_s:.1f}",
             f"{c.tokens_per_round:.2f}",
-            f"{c.accepted_per_round:.2f}",
+            f"{c.rows_per_round:.2f}",
             f"{c.ms_per_round:.1f}",
+            " ".join(f"{100 * share:.0f}" for share in c.accepted_at),
         )
-    Console().print(table)
-    if json is not None:
-        document = report(
-            cells,
-            pack=llm.model_name,
-            load_seconds=llm.load_seconds,
-            date=datetime.date.today().isoformat(),
+    return table
+
+
+def _overhead_table(overheads: Sequence["Overhead"]) -> "Table":
+    table = _table(
+        "processor time of a round beside a model that does nothing, us: median / 99th percentile",
+        *("slots", "rows a slot", "rounds", "scheduler", "step"),
+    )
+    for o in overheads:
+        table.add_row(
+            str(o.slots),
+            str(o.rows),
+            str(o.rounds),
+            f"{o.scheduler_us:.0f} / {o.scheduler_p99_us:.0f}",
+            f"{o.step_us:.0f} / {o.step_p99_us:.0f}",
         )
-        json.parent.mkdir(parents=True, exist_ok=True)
-        json.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2) + b"\n")
-        print(f"written: {json}", file=sys.stderr)
+    return table
+
+
+def _stall_table(stall: "Stall") -> "Table":
+    title = f"{stall.streams} streams beside a prompt of {stall.prompt_tokens} tokens"
+    table = _table(
+        f"{title}, first token after {stall.prompt_seconds:.1f} s",
+        *("stream", "median gap alone, ms", "longest gap beside, ms", "in rounds"),
+    )
+    for number, (solo, longest) in enumerate(
+        zip(stall.solo_gap_ms, stall.longest_gap_ms, strict=True), 1
+    ):
+        table.add_row(str(number), f"{solo:.1f}", f"{longest:.1f}", f"{longest / solo:.2f}")
+    return table
+
+
+def _goal_table(goals: Sequence["Goal"]) -> "Table":
+    table = _table("goals", "figure", "measured", "goal", "")
+    for goal in goals:
+        sign = "at least" if goal.better == "more" else "at most"
+        table.add_row(
+            goal.name,
+            f"{goal.value:.3g}",
+            "" if goal.goal is None else f"{sign} {goal.goal:g}",
+            {True: "met", False: "missed", None: ""}[goal.is_met],
+        )
+    return table

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from twinspark.cli import ranks
 from twinspark.cli.console import LoadingLine, say
 from twinspark.cli.logs import set_up_logging
 from twinspark.errors import RequestError
 from twinspark.messages import Loading, ReplyStats, Sampling
 
 if TYPE_CHECKING:
+    from twinspark.config.engine import EngineConfig
     from twinspark.llm import LLM, Reply
 
 EXIT_INTERRUPTED = 130
@@ -62,36 +64,60 @@ def chat(
         bool, typer.Option("--no-checksums", help="Skip the pack's manifest.")
     ] = False,
     config: Annotated[Path | None, typer.Option(help="Settings file (TOML).")] = None,
+    tp: ranks.Tp = None,
+    virtual_shards: ranks.VirtualShards = None,
+    split_pool: ranks.SplitPool = None,
+    rank: ranks.Rank = None,
+    rendezvous: ranks.Rendezvous = None,
 ) -> None:
     """Chat with a pack in the terminal."""
     from twinspark.config.engine import EngineConfig
     from twinspark.config.load import make_settings, read_sources
     from twinspark.engine.checks import check_sampling
-    from twinspark.llm import LLM
 
     sources = read_sources(config)
-    set_up_logging(sources.log_level if "TWINSPARK_LOG_LEVEL" in sources.env else "warning")
-    flags = {"draft": draft, "max_context_tokens": max_context, "threads": threads}
-    settings = make_settings(EngineConfig, "engine", sources, flags)
+    level = sources.log_level if "TWINSPARK_LOG_LEVEL" in sources.env else "warning"
+    flags = {
+        "draft": draft, "max_context_tokens": max_context, "threads": threads,
+        "ranks": tp, "virtual_shards": virtual_shards, "split_pool": split_pool,
+    }  # fmt: skip
+    settings = replace(make_settings(EngineConfig, "engine", sources, flags), slots=1)
+    place = ranks.rank_place(rank, rendezvous, settings)
+    if ranks.follows(pack, settings, place, verify=not no_checksums, log_level=level):
+        return
+    set_up_logging(level)
     given: dict[str, Any] = {"seed": seed, "temperature": temperature, "max_tokens": max_tokens}
     given = {name: value for name, value in given.items() if value is not None}
     check_sampling(Sampling(**given))
     loading = LoadingLine(only_terminal=once is not None)
-    try:
-        llm = LLM(
-            pack,
-            config=replace(settings, slots=1),
-            on_progress=lambda phase, done: loading.show(Loading(phase=phase, fraction=done)),
-            verify=not no_checksums,
-        )
-    finally:
-        loading.close()
-    with llm:
+    with _load(pack, settings, place, loading, verify=not no_checksums) as llm:
         session = ChatSession(llm, replace(llm.default_sampling, **given), thinking=think)
         if once is None:
             run_terminal(session)
         else:
             answer_once(session, once)
+
+
+def _load(
+    pack: Path | None,
+    config: "EngineConfig",
+    place: ranks.RankPlace,
+    loading: LoadingLine,
+    *,
+    verify: bool,
+) -> "LLM":
+    from twinspark.llm import LLM
+
+    try:
+        return LLM(
+            pack,
+            config=config,
+            on_progress=lambda phase, done: loading.show(Loading(phase=phase, fraction=done)),
+            verify=verify,
+            rendezvous=place.address,
+        )
+    finally:
+        loading.close()
 
 
 def answer_once(session: "ChatSession", text: str) -> None:

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from twinspark.errors import ConfigError
-from twinspark.messages import Loading
+from twinspark.messages import Loading, Ready
 
 STEP = 0.25
 
@@ -15,8 +15,22 @@ def say(text: str) -> None:
     print(f"twinspark: {text}", file=sys.stderr, flush=True)
 
 
-def check_writable(path: Path) -> None:
-    """Check before long work that its result can be written to `path`.
+def describe_ready(ready: Ready, model_name: str) -> str:
+    """One line: what the engine can hold, in tokens."""
+    parts = [
+        f"ready after {ready.load_seconds:.1f} s: model {model_name}",
+        f"{ready.num_slots} slots",
+        f"context {ready.max_context_tokens} tokens",
+    ]
+    if ready.pool_tokens:
+        parts.append(f"pool {ready.pool_tokens} tokens in pages of {ready.page_tokens}")
+    if ready.num_ranks > 1:
+        parts.append(f"{ready.num_ranks} ranks")
+    return ", ".join(parts)
+
+
+def check_writable(path: Path, *, option: str = "--out") -> None:
+    """Check before long work that its result can be written to `path`, the value of `option`.
 
     Raises:
         ConfigError: it cannot.
@@ -30,7 +44,7 @@ def check_writable(path: Path) -> None:
         problem = f"{path} may not be written"
     else:
         return
-    raise ConfigError(f"cannot write --out: {problem}; name a file in a folder you may write to")
+    raise ConfigError(f"cannot write {option}: {problem}; name a file in a folder you may write to")
 
 
 class LoadingLine:

@@ -1,7 +1,8 @@
 """The life of a server process: loading, serving, draining after a stop signal, the end.
 
 First signal: new work is refused, running replies get the grace time, then an error; the engine is
-ended and the process returns normally. Second signal: everything ends at once.
+ended and the process returns normally. Second signal: everything ends at once. When the ranks of
+the engine end together, so does the server.
 """
 
 import asyncio
@@ -17,8 +18,9 @@ import uvicorn
 import uvloop
 from starlette.applications import Starlette
 
-from twinspark.cli.console import LoadingLine, say
-from twinspark.errors import EngineDied
+from twinspark.cli.console import LoadingLine, describe_ready, say
+from twinspark.distributed.leaving import EXIT_RANKS
+from twinspark.errors import EngineDied, RankFailed
 from twinspark.server.link import EngineLink, EngineProcess
 from twinspark.server.state import ServerState
 
@@ -67,6 +69,7 @@ class ServerLife:
 
         Raises:
             EngineDied: the engine ended before it was ready.
+            RankFailed: the ranks of the engine ended together.
         """
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(self._main(link, on_ready))
@@ -80,12 +83,26 @@ class ServerLife:
         try:
             if await self._wait_until_ready(link):
                 on_ready()
-                await self._stop.wait()
+                await self._serve_until_stopped(link)
             await self._drain(link)
         finally:
             self._http.should_exit = True
             await http
             await link.close()
+            self._state.close()
+
+    async def _serve_until_stopped(self, link: EngineLink) -> None:
+        """Until a stop signal. An engine that died of its own leaves the server up to say so.
+
+        Raises:
+            RankFailed: the ranks of the engine ended together, after answering what was open.
+        """
+        while not self._stop.is_set():
+            if link.failure is not None and self._process.exit_code == EXIT_RANKS:
+                await self._replies_end(LAST_WORDS_S)
+                raise RankFailed(link.failure)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), 2 * POLL_S)
 
     def _on_signal(self) -> None:
         if self._stop.is_set():
@@ -100,6 +117,7 @@ class ServerLife:
 
         Raises:
             EngineDied: the engine ended instead.
+            RankFailed: because a rank differed, failed or did not come.
         """
         waits = [asyncio.ensure_future(e.wait()) for e in (link.settled, self._stop)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -109,12 +127,10 @@ class ServerLife:
         if self._stop.is_set():
             return False
         if link.ready is None:
+            if self._process.exit_code == EXIT_RANKS:
+                raise RankFailed(f"the model was not loaded: {link.failure}")
             raise EngineDied(f"the model was not loaded: {link.failure}")
-        ready = link.ready
-        say(
-            f"ready after {ready.load_seconds:.1f} s: model {self._state.model_name}, "
-            f"{ready.num_slots} slots, context {ready.max_context_tokens} tokens"
-        )
+        say(describe_ready(link.ready, self._state.model_name))
         return True
 
     async def _drain(self, link: EngineLink) -> None:

@@ -4,20 +4,28 @@ Writes a safetensors file with `logits` [T, V] fp32; with cone and replay prefil
 have them, whose ids are in `rows` (int64).
 """
 
+import hashlib
 import json
 import struct
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
+from twinspark.cli import ranks
 from twinspark.cli.console import check_writable
-from twinspark.errors import ConfigError, RequestError
+from twinspark.cli.logs import set_up_logging
+from twinspark.errors import ConfigError, RankFailed, RequestError
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from twinspark.config.engine import EngineConfig
+    from twinspark.distributed.collectives import Collectives
     from twinspark.model.transformer import Transformer
+    from twinspark.pack.reader import Pack
 
 Mode = Literal["full", "cone", "replay"]
 
@@ -32,23 +40,115 @@ def logits(
     no_checksums: Annotated[
         bool, typer.Option("--no-checksums", help="Skip the pack's manifest.")
     ] = False,
+    tp: ranks.Tp = None,
+    rank: ranks.Rank = None,
+    rendezvous: ranks.Rendezvous = None,
 ) -> None:
     """Run token ids through a pack and write the logits of every position."""
     if prefill not in ("full", "cone", "replay"):
         raise ConfigError(f"--prefill is {prefill!r}; choose full, cone or replay")
     tokens = parse_ids(ids)
-    check_writable(out)
-    from twinspark.model.loading import load_model
+    from twinspark.config.engine import EngineConfig
     from twinspark.pack.reader import open_pack
 
+    config = EngineConfig(ranks=tp or 1, virtual_shards=virtual_shards)
+    place = ranks.rank_place(rank, rendezvous, config)
+    task = _Task(ids=tokens, chunk=chunk, mode=cast(Mode, prefill))
+    if place.rank > 0:
+        set_up_logging("warning", rank=place.rank)
+        _follow(open_pack(pack, verify=not no_checksums), config, place, task)
+        return
+    check_writable(out)
     opened = open_pack(pack, verify=not no_checksums)
-    model = load_model(opened, virtual_shards=virtual_shards)
-    rows, values = run(model, tokens, chunk=chunk, mode=cast(Mode, prefill))
+    flags = [str(pack), "--ids", ids, "--out", str(out), "--chunk", str(chunk)]
+    flags += ["--prefill", prefill, "--virtual-shards", str(virtual_shards), "--tp", str(tp)]
+    flags += ["--no-checksums"] if no_checksums else []
+    rows, values = _lead(opened, config, place, task, flags)
     tensors: dict[str, np.ndarray] = {"logits": values}
     if prefill != "full":
         tensors["rows"] = rows
     write_safetensors(out, tensors)
     typer.echo(f"{out}: logits of {len(rows)} of {len(tokens)} positions", err=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Task:
+    """What is run; every rank of a run has the same one."""
+
+    ids: list[int]
+    chunk: int
+    mode: Mode
+
+    @property
+    def job(self) -> str:
+        """A name that only equal tasks share."""
+        text = f"{self.ids} {self.chunk} {self.mode}"
+        return f"logits {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+    def run(self, model: "Transformer") -> tuple["np.ndarray", "np.ndarray"]:
+        return run(model, self.ids, chunk=self.chunk, mode=self.mode)
+
+
+def _lead(
+    pack: "Pack", config: "EngineConfig", place: ranks.RankPlace, task: _Task, flags: list[str]
+) -> tuple["np.ndarray", "np.ndarray"]:
+    from twinspark.engine.ranks import lead_ranks, leading, write_address
+    from twinspark.model.loading import load_model
+
+    if config.ranks == 1:
+        return task.run(load_model(pack, virtual_shards=config.virtual_shards))
+    program = [sys.executable, "-m", "twinspark", "logits", *flags]
+    team = lead_ranks(
+        pack,
+        config,
+        rendezvous=place.address,
+        on_wait=lambda _what, _fraction: None,
+        commands=lambda here: {
+            rank: [*program, "--rank", str(rank), "--rendezvous", write_address(here)]
+            for rank in range(1, config.ranks)
+        },
+        job=task.job,
+        exits=True,
+    )
+    with leading(team):
+        model = load_model(pack, virtual_shards=config.virtual_shards, group=team.group)
+        team.wait_loaded(lambda _what, _fraction: None)
+        rows, values = task.run(model)
+        _agree(values, team.group)
+    team.close()
+    return rows, values
+
+
+def _follow(pack: "Pack", config: "EngineConfig", place: ranks.RankPlace, task: _Task) -> None:
+    from twinspark.engine.ranks import follow_ranks, following
+    from twinspark.model.loading import load_model
+
+    address = place.address
+    assert address is not None, "a rank above 0 has a rendezvous"
+    team = follow_ranks(pack, config, rank=place.rank, rendezvous=address, job=task.job)
+    with following(team):
+        model = load_model(pack, virtual_shards=config.virtual_shards, group=team.group)
+        team.loaded()
+        _agree(task.run(model)[1], team.group)
+        team.plan.receive()  # the halt
+
+
+def _agree(values: "np.ndarray", group: "Collectives") -> None:
+    """Compare the bits of all ranks.
+
+    Raises:
+        RankFailed: they differ.
+    """
+    import torch
+
+    digest = hashlib.sha256(values.tobytes()).digest()
+    mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
+    for rank, other in enumerate(group.gather_ranks(mine)):
+        if not torch.equal(mine, other):
+            raise RankFailed(
+                f"rank {rank} computed logits with the digest {bytes(other).hex()[:16]}, rank "
+                f"{group.rank} {digest.hex()[:16]}; the two do not compute the same bits"
+            )
 
 
 def parse_ids(text: str) -> list[int]:

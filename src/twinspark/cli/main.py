@@ -1,7 +1,8 @@
 """The `twinspark` command: names the subcommands and turns errors into messages and exit codes.
 
 Subcommands import what is slow (torch, the HTTP stack) inside their bodies, so that help is quick.
-Exit codes: 0 well, 1 failed, 2 a pack, a setting or a request that cannot be used, 130 Ctrl-C.
+Exit codes: 0 well, 1 failed, 2 a pack, a setting or a request that cannot be used, 70 a rank failed
+and all ranks end with it, 130 Ctrl-C.
 """
 
 import sys
@@ -13,7 +14,8 @@ import typer
 from twinspark.cli import bench, chat, demo, inspect, logits, quantize, serve, worker
 from twinspark.cli.streams import drop_output, fill_closed, flush_output, tell
 from twinspark.config.env import read_environment
-from twinspark.errors import ConfigError, PackError, RequestError, TwinSparkError
+from twinspark.distributed.leaving import leave
+from twinspark.errors import ConfigError, PackError, RankFailed, RequestError, TwinSparkError
 from twinspark.version import VERSION
 
 EXIT_FAILED = 1
@@ -65,6 +67,8 @@ def run(command: Callable[[], object]) -> None:
             command()
         finally:
             flush_output()
+    except RankFailed as error:
+        leave(str(error))  # an orderly exit would wait for threads of broken collectives
     except TwinSparkError as error:
         tell(str(error))
         unusable = isinstance(error, PackError | ConfigError | RequestError)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from twinspark.cli import ranks
 from twinspark.cli.console import LoadingLine, say
 from twinspark.cli.logs import set_up_logging
 from twinspark.errors import ConfigError
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from twinspark.config.engine import EngineConfig
-    from twinspark.config.server import ServerConfig
+    from twinspark.config.server import SamplingDefaults, ServerConfig
     from twinspark.pack.reader import Pack
     from twinspark.server.link import EngineLink, EngineProcess
     from twinspark.text.tokenizer import Tokenizer
@@ -43,9 +44,7 @@ def serve(
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address to bind [127.0.0.1].")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one [8000].")] = None,
-    model_name: Annotated[
-        str | None, typer.Option(help="Name that clients see [the pack's folder].")
-    ] = None,
+    model_name: Annotated[str | None, typer.Option(help="Name clients see [the folder's].")] = None,
     slots: Annotated[int | None, typer.Option(help="Replies at the same time [4].")] = None,
     max_context: Annotated[
         int | None, typer.Option(help="Longest prompt plus reply, in tokens.")
@@ -60,43 +59,61 @@ def serve(
     keepalive: Annotated[
         float | None, typer.Option(help="Seconds between comments of a waiting stream [15].")
     ] = None,
-    grace: Annotated[
-        float | None, typer.Option(help="Seconds running replies get after Ctrl-C [5].")
+    grace: Annotated[float | None, typer.Option(help="Seconds replies get at the end [5].")] = None,
+    request_log: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="File for one JSON line a request [the log]."),
     ] = None,
     no_checksums: Annotated[
         bool, typer.Option("--no-checksums", help="Skip the pack's manifest.")
     ] = False,
     config: Annotated[Path | None, typer.Option(help="Settings file (TOML).")] = None,
+    tp: ranks.Tp = None,
+    virtual_shards: ranks.VirtualShards = None,
+    split_pool: ranks.SplitPool = None,
+    rank: ranks.Rank = None,
+    rendezvous: ranks.Rendezvous = None,
 ) -> None:
     """Serve a pack over the OpenAI API."""
     from twinspark.config.engine import EngineConfig
     from twinspark.config.load import make_settings, read_sources
-    from twinspark.config.paths import demo_pack_path
-    from twinspark.config.server import SamplingDefaults, ServerConfig
-    from twinspark.engine.startup import open_tokenizer
-    from twinspark.pack.reader import open_pack
+    from twinspark.config.server import ServerConfig
 
     sources = read_sources(config)
-    server_flags: dict[str, Any] = {
+    server_flags = {
         "host": host, "port": port, "model_name": model_name, "keepalive_s": keepalive,
-        "shutdown_grace_s": grace,
+        "shutdown_grace_s": grace, "request_log": request_log, "sampling": _defaults(temperature),
     }  # fmt: skip
-    if temperature is not None:
-        server_flags["sampling"] = SamplingDefaults(temperature=temperature)
     server_config = make_settings(ServerConfig, "server", sources, server_flags)
     engine_flags = {
         "slots": slots, "max_context_tokens": max_context, "draft": draft, "threads": threads,
+        "ranks": tp, "virtual_shards": virtual_shards, "split_pool": split_pool,
     }  # fmt: skip
     engine_config = make_settings(EngineConfig, "engine", sources, engine_flags)
-    path = demo_pack_path() if pack is None else pack
-    verify = not no_checksums
-    opened = open_pack(path, verify=verify)
-    engine_config.context_tokens(opened.config.max_position_embeddings)
-    tokenizer = open_tokenizer(opened)
-    level = sources.log_level
+    place = ranks.rank_place(rank, rendezvous, engine_config)
+    how: dict[str, Any] = {"verify": not no_checksums, "log_level": sources.log_level}
+    if ranks.follows(pack, engine_config, place, **how):
+        return
+    opened, tokenizer = _open(pack, engine_config, verify=not no_checksums)
     run_server(
-        opened, server_config, engine_config, tokenizer=tokenizer, log_level=level, verify=verify
+        opened, server_config, engine_config, tokenizer=tokenizer, rendezvous=rendezvous, **how
     )
+
+
+def _defaults(temperature: float | None) -> "SamplingDefaults | None":
+    from twinspark.config.server import SamplingDefaults
+
+    return None if temperature is None else SamplingDefaults(temperature=temperature)
+
+
+def _open(pack: Path | None, config: "EngineConfig", *, verify: bool) -> "tuple[Pack, Tokenizer]":
+    from twinspark.config.paths import demo_pack_path
+    from twinspark.engine.startup import open_tokenizer
+    from twinspark.pack.reader import open_pack
+
+    opened = open_pack(demo_pack_path() if pack is None else pack, verify=verify)
+    config.context_tokens(opened.config.max_position_embeddings)
+    return opened, open_tokenizer(opened)
 
 
 def run_server(
@@ -107,6 +124,7 @@ def run_server(
     log_level: str,
     tokenizer: "Tokenizer | None" = None,
     verify: bool = True,
+    rendezvous: str | None = None,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
     """Serve until a stop signal.
@@ -118,6 +136,7 @@ def run_server(
         log_level: debug, info, warning or error.
         tokenizer: the pack's; None reads it.
         verify: whether the engine process compares the pack with its manifest too.
+        rendezvous: HOST:PORT where ranks started by hand come to.
         on_ready: called once with the server's address; must return at once.
 
     Raises:
@@ -130,7 +149,9 @@ def run_server(
 
     tokenizer = tokenizer or Tokenizer.from_file(pack.tokenizer_path)
     defaults = config.sampling.over(pack.generation_config)
-    skip = [] if verify else ["--no-checksums"]
+    extra = [] if verify else ["--no-checksums"]
+    if rendezvous is not None:
+        extra += ["--rendezvous", rendezvous]
 
     def make_app(link: "EngineLink") -> "Starlette":
         from twinspark.server.app import build_app
@@ -143,7 +164,7 @@ def run_server(
         from twinspark.server.link import EngineProcess
 
         process = EngineProcess(
-            lambda fd: [*worker_command(pack.path, engine_config, log_level, fd), *skip]
+            lambda fd: [*worker_command(pack.path, engine_config, log_level, fd), *extra]
         )
         try:
             _serve_http(make_app, config, process, listener, on_ready)

@@ -29,7 +29,7 @@ class EngineConfig:
             or DEFAULT_CONTEXT_TOKENS, whichever is less.
         prefill_chunk: most prompt tokens of one round, all requests together.
         max_window_rows: most rows one request decodes in a round: 1 plus its drafts.
-        draft: whether the model's draft blocks are used at all.
+        draft: whether replies are drafted at all, by the draft blocks or by copying.
         draft_tokens: drafts a round and request at most; None lets the prices decide alone.
         priced_drafts: choose depths by expected tokens against measured cost; False always
             drafts `draft_tokens`, or the whole block.

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 
 from twinspark.errors import ConfigError
 
@@ -86,6 +87,20 @@ def read_environment(environ: Mapping[str, str] | None = None) -> dict[str, int 
             continue
         values[name] = _parse(known[name], text)
     return values
+
+
+def cache_home(environ: Mapping[str, str] | None = None) -> Path:
+    """Where this user's programs keep what they can make again (XDG base directories).
+
+    Args:
+        environ: the environment; None is the process's own.
+    """
+    environ = os.environ if environ is None else environ
+    named = Path(environ.get("XDG_CACHE_HOME", ""))
+    if named.is_absolute():  # relative ones must be ignored, says the XDG specification
+        return named
+    home = environ.get("HOME", "")
+    return (Path(home) if home else Path.home()) / ".cache"
 
 
 def _unknown(name: str, known: list[str]) -> str:

@@ -171,6 +171,17 @@ class ModelConfig:
         """Trailing prompt rows that layer >= F must run so that decoding is exact (6, cone)."""
         return (self.num_hidden_layers - 1 - layer) * (self.sliding_window - 1) + 1
 
+    @property
+    def encoder_gap(self) -> int:
+        """Prompt rows that must follow a checkpoint without decoder windows (design D24).
+
+        With that many rows up to the next apex, no row of its cone reads a window of layers F..
+        below the checkpoint: layer F reads the inputs of its cone's rows and W - 1 before them.
+        """
+        return self.cone_rows(self.first_decoder_layer) + self.sliding_window - 1
+
+
+_MOST_LAYERS = 4096
 
 # config.json key -> the reference implementation's flat name
 _REFERENCE_NAMES = {
@@ -288,7 +299,8 @@ def _take_fields(raw: dict[str, Any]) -> dict[str, Any]:
         values[name] = _typed(name, kind, found)
     ratios = values["compress_ratios"]
     total = values["num_hidden_layers"] + values["num_nextn_predict_layers"]
-    values["compress_ratios"] = ratios + (0,) * (total - len(ratios))
+    # a layer count without sense is refused later, by name: do not fill memory with it first
+    values["compress_ratios"] = ratios + (0,) * min(total - len(ratios), _MOST_LAYERS)
     return values
 
 

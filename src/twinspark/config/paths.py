@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from twinspark.config.env import cache_home
 from twinspark.errors import ConfigError
 
 _DEMO_PACK = Path(__file__).resolve().parent.parent / "demo" / "pack"
@@ -26,3 +27,8 @@ def pack_name(path: Path) -> str:
     """What a pack is called where nobody says otherwise: its folder's name, or "demo"."""
     resolved = path.resolve()
     return "demo" if resolved == _DEMO_PACK else resolved.name
+
+
+def measured_costs_path() -> Path:
+    """Folder of what `engine/cost_probe.py` measured at earlier starts; may not exist yet."""
+    return cache_home() / "twinspark" / "costs"

@@ -70,12 +70,13 @@ class ServerConfig:
         host: address to bind; loopback unless the user says otherwise.
         port: 0 takes a free one.
         keepalive_s: gap between comment lines of a stream that waits for its first token;
-            0 sends none, and such a stream holds its headers until the first token.
+            0 sends none, and such a stream holds its headers until it is admitted.
         shutdown_grace_s: how long running replies may go on after the first stop signal.
         max_body_bytes: longest request body.
         max_nesting: deepest nesting of arrays and objects in a body.
         default_max_tokens: reply limit of requests that name none, capped to what the context
             leaves; None is all the context leaves.
+        request_log: file that gets one JSON line a request; None sends the lines to the log.
         sampling: defaults of the numbers a request leaves out.
     """
 
@@ -87,11 +88,14 @@ class ServerConfig:
     max_body_bytes: int = 64 * 1024 * 1024
     max_nesting: int = 64
     default_max_tokens: int | None = None
+    request_log: str | None = None
     sampling: SamplingDefaults = SamplingDefaults()
 
     def __post_init__(self) -> None:
         if self.model_name == "":
             raise ConfigError("model_name is empty; give the name that clients shall see")
+        if self.request_log == "":
+            raise ConfigError("request_log is empty; name a file")
         _check_number("port", self.port, 0, 65535)
         _check_number("keepalive_s", self.keepalive_s, 0, None)
         _check_number("shutdown_grace_s", self.shutdown_grace_s, 0, None)

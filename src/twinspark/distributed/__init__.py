@@ -1,1 +1,4 @@
-"""Ranks: collectives in rank order and, later, launch and the plan link."""
+"""Ranks: collectives in rank order, the join, the plan link, and failing together.
+
+Knows nothing of the model, of requests or of what a plan means. Read next: `team.py`.
+"""

@@ -2,7 +2,7 @@
 
 A rank of n holds the virtual shards [r*V/n, (r+1)*V/n). Everything that crosses ranks is a list of
 one tensor a shard, gathered in shard order; sums are then taken locally, ascending, so every rank
-gets the same bits. Read next: `model/linear.py`.
+gets the same bits. Read next: `group.py` (processes), `model/linear.py`.
 """
 
 from collections.abc import Sequence
@@ -25,12 +25,18 @@ class Collectives(Protocol):
     def size(self) -> int:
         """Number of processes."""
 
-    def gather_shards(self, parts: Sequence[Tensor]) -> list[Tensor]:
+    def gather_shards(
+        self, parts: Sequence[Tensor], *, widths: Sequence[int] | None = None
+    ) -> list[Tensor]:
         """All virtual shards' tensors in shard order.
 
         Args:
-            parts: this rank's shards, ascending, all of one shape and dtype.
+            parts: this rank's shards, ascending, of one dtype, and of one shape but for `widths`.
+            widths: the last axis of every shard of all ranks, where they are not all equal.
         """
+
+    def gather_ranks(self, tensor: Tensor) -> list[Tensor]:
+        """Every rank's tensor in rank order; all have one shape and dtype."""
 
 
 class SingleRank:
@@ -39,9 +45,15 @@ class SingleRank:
     rank = 0
     size = 1
 
-    def gather_shards(self, parts: Sequence[Tensor]) -> list[Tensor]:
+    def gather_shards(
+        self, parts: Sequence[Tensor], *, widths: Sequence[int] | None = None
+    ) -> list[Tensor]:
         """All shards are already here."""
         return list(parts)
+
+    def gather_ranks(self, tensor: Tensor) -> list[Tensor]:
+        """There is one rank."""
+        return [tensor]
 
 
 def own_shards(group: Collectives, virtual_shards: int) -> range:

@@ -6,28 +6,40 @@ rows of all running requests and returns what happened. Not safe for several thr
 """
 
 import logging
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Any
 
 from twinspark.config.engine import EngineConfig
+from twinspark.config.paths import measured_costs_path
+from twinspark.engine.assembly import new_scheduler, num_pages
 from twinspark.engine.checks import check_request
+from twinspark.engine.cost_file import settle_costs
 from twinspark.engine.endings import Ending
+from twinspark.engine.memory import MemoryMeter
 from twinspark.engine.plan import PlannedRows
-from twinspark.engine.request import Session
+from twinspark.engine.request import Clock, Session
 from twinspark.engine.runner import Followers, Logits, Model, Runner
 from twinspark.engine.sampler import Sampler
-from twinspark.engine.scheduler import Scheduler
-from twinspark.engine.speculation import Drafter, ModelDrafter, Speculation, walk_window
+from twinspark.engine.scores import score_rows
+from twinspark.engine.speculation import Drafter, Speculation, walk_window
 from twinspark.errors import CapacityError, RequestError, TwinSparkError
 from twinspark.messages import (
     EngineStatus,
     Failed,
     Finished,
     GenerateRequest,
+    PromptScores,
     ReplyEvent,
     TokenDelta,
 )
 from twinspark.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+IDLE_S = 0.01
+"""Pause of a step that can run nothing because all requests wait for memory."""
 
 # What the handling of one reply can raise because of that reply alone (its logits, its text).
 # Anything else is a fault of the engine and ends it.
@@ -51,6 +63,8 @@ class Engine:
         *,
         drafter: Drafter | None = None,
         followers: Followers | None = None,
+        meter: MemoryMeter | None = None,
+        clock: Clock = perf_counter,
     ) -> None:
         """Allocate the caches and start empty.
 
@@ -60,6 +74,8 @@ class Engine:
             config: settings; None is the defaults.
             drafter: proposes tokens; None is the model's own blocks, if it has any.
             followers: the other ranks, if there are any.
+            meter: reads usable memory on every rank; None reads this machine's.
+            clock: seconds; never decides a token.
 
         Raises:
             ConfigError: the settings ask for more than the model has.
@@ -67,24 +83,25 @@ class Engine:
         self.config = config = config or EngineConfig()
         self.vocab_size = model.config.vocab_size
         self.context_tokens = config.context_tokens(model.config.max_position_embeddings)
-        self._tokenizer = tokenizer
+        self._tokenizer, self._model_config = tokenizer, model.config
         banned = set(tokenizer.reserved_ids) if config.mask_reserved else set()
         banned.update(range(tokenizer.vocab_size, self.vocab_size))
         banned.difference_update(range(self.vocab_size, tokenizer.vocab_size))
-        self._sampler = Sampler(vocab_size=self.vocab_size, banned_ids=banned)
-        caches = model.new_caches(config.slots, self.context_tokens)
-        self._runner = Runner(model, caches, followers=followers)
-        self._scheduler = Scheduler(
-            num_slots=config.slots,
-            queue_size=config.queue_size,
-            prefill_chunk=config.prefill_chunk,
-            history_tokens=model.config.engram_max_ngram_size - 1,
+        self._sampler = Sampler(
+            vocab_size=self.vocab_size,
+            banned_ids=banned,
+            end_id=tokenizer.eos_id,
+            end_think_id=tokenizer.end_think_id,
         )
-        depth = config.max_window_rows - 1
-        if drafter is None and config.draft and model.config.num_nextn_predict_layers > 0:
-            drafter = ModelDrafter(self._runner)
-            depth = min(depth, model.config.dspark_block_size)
-        self._speculation = Speculation(drafter, max_depth=min(depth, config.draft_tokens or depth))
+        caches = new_caches(model, config)
+        self._runner = Runner(model, caches, followers=followers)
+        self._clock = clock
+        self._scheduler = new_scheduler(
+            config, model.config, caches,
+            context_tokens=self.context_tokens, meter=meter, clock=clock,
+        )  # fmt: skip
+        block = model.config.dspark_block_size if model.config.num_nextn_predict_layers else 0
+        self._speculation = Speculation.of(config, self._runner, block=block, drafter=drafter)
         self._undelivered: list[ReplyEvent] = []
 
     @property
@@ -100,11 +117,14 @@ class Engine:
     @property
     def status(self) -> EngineStatus:
         """How busy it is now."""
-        return EngineStatus(
-            running=self._scheduler.num_running,
-            waiting=self._scheduler.num_waiting,
-            rounds=self._scheduler.num_rounds,
-            slots_free=self._scheduler.slots_free,
+        drafts = self._speculation.counters
+        return replace(
+            self._scheduler.status(),
+            drafted_at=drafts.drafted_at,
+            accepted_at=drafts.accepted_at,
+            lookup_drafted=drafts.lookup_drafted,
+            lookup_accepted=drafts.lookup_accepted,
+            draft_passes=drafts.passes,
         )
 
     def submit(self, request: GenerateRequest) -> None:
@@ -117,11 +137,14 @@ class Engine:
         limit = check_request(
             request, vocab_size=self.vocab_size, context_tokens=self.context_tokens
         )
-        self._scheduler.check_room(request.request_id)
+        self._scheduler.check_room(request, limit)
         self._scheduler.add(self._new_session(request, limit))
 
     def _new_session(self, request: GenerateRequest, limit: int) -> Session:
-        return Session(request, limit=limit, tokenizer=self._tokenizer, sampler=self._sampler)
+        return Session(
+            request, limit=limit, tokenizer=self._tokenizer, sampler=self._sampler,
+            clock=self._clock,
+        )  # fmt: skip
 
     def cancel(self, request_id: str) -> None:
         """End a request and free its slot now; unknown ids are ignored. Call between steps."""
@@ -138,21 +161,30 @@ class Engine:
             What happened since the last step, in order.
         """
         events, self._undelivered = self._undelivered, []
+        for session in self._scheduler.expired():
+            events.append(self._finish(session, Ending(reason="length", cause="deadline")))
         plan = self._scheduler.plan(self._speculation.drafts)
+        events += self._scheduler.take_events()
         if plan is None:
+            if self._scheduler.num_waiting and not events:
+                sleep(IDLE_S)
             return events
         logits = self._runner.run(plan)
         self._scheduler.commit_pieces(plan)
+        for piece in plan.pieces:
+            if piece.wants_logits:
+                events.append(self._score(piece, logits.pieces[piece.slot]))
         for window in plan.windows:
             events += self._settle(window, logits.windows[window.slot])
         self._speculation.propose(self._scheduler.decoding())
+        self._scheduler.end_round()
         return events
 
     def fail_all(self, message: str, *, code: str | None = None) -> list[ReplyEvent]:
         """End every open request with an error, because the engine cannot go on."""
         events, self._undelivered = self._undelivered, []
         for session in self._scheduler.sessions:
-            self._scheduler.remove(session)
+            self._remove(session)
             events.append(
                 Failed(
                     request_id=session.request.request_id, kind="engine", message=message, code=code
@@ -160,53 +192,98 @@ class Engine:
             )
         return events
 
+    def settle_costs(self, pack: Path) -> None:
+        """Give drafting its prices: measured on this machine before, or now. Call it while idle.
+
+        Args:
+            pack: folder of the model's pack.
+        """
+        settle_costs(
+            self._speculation,
+            self._runner,
+            self._scheduler.store.pool,
+            config=self.config,
+            model=self._model_config,
+            context_tokens=self.context_tokens,
+            tokenizer=self._tokenizer,
+            pack=pack,
+            folder=measured_costs_path(),
+        )
+
     def check_integrity(self) -> None:
         """Assert that no slot or session is lost."""
         self._scheduler.check_integrity()
 
-    def _settle(self, window: PlannedRows, logits_RV: Logits) -> list[ReplyEvent]:
-        """Choose the window's tokens and take them into the reply; a fault ends that reply only."""
-        session = self._scheduler.running(window.slot)
-        request_id = session.request.request_id
+    def _score(self, piece: PlannedRows, logits_RV: Logits) -> PromptScores | Failed:
+        """Scores of the prompt tokens that a piece's rows predict; a fault ends that request."""
+        session = self._scheduler.running(piece.slot)
+        request = session.request
+        first = piece.first + 1
+        ids = session.ids[first : first + len(piece.ids)]
         try:
-            tokens = walk_window(
+            scores = score_rows(logits_RV, ids, request.sampling.prompt_logprobs or 0)
+        except _REPLY_FAULTS as error:
+            return self._fail(session, error)
+        return PromptScores(request_id=request.request_id, first=first, scores=scores)
+
+    def _settle(self, window: PlannedRows, logits_RV: Logits) -> list[ReplyEvent]:
+        """Choose the window's tokens into the reply; a fault ends that reply only."""
+        session = self._scheduler.running(window.slot)
+        chooser, before = session.chooser, len(session.ids)
+        fault: Exception | None = None
+        try:
+            walk_window(
                 window.ids,
                 logits_RV,
-                lambda row, row_V: session.chooser.choose(row_V, window.first + row + 1),
+                lambda row, row_V: chooser.choose(row_V, window.first + row + 1),
+                session.take,
             )
-            taken = self._scheduler.commit_window(window, tokens)
         except _REPLY_FAULTS as error:
-            logger.exception("request %s failed", request_id)
-            self._scheduler.remove(session)
-            return [
-                Failed(
-                    request_id=request_id,
-                    kind="engine",
-                    message=f"the reply could not be continued: {error}",
-                    code="reply_failed",
-                )
-            ]
-        self._speculation.observe(session, window.ids, taken)
-        events: list[ReplyEvent] = [
-            TokenDelta(
-                request_id=request_id,
-                token_ids=tuple(taken),
-                scores=session.chooser.take_scores()[: len(taken)],
+            fault = error
+        taken = tuple(session.ids[before:])
+        events: list[ReplyEvent] = []
+        if taken:
+            scores = chooser.take_scores()[: len(taken)]
+            events.append(
+                TokenDelta(request_id=session.request.request_id, token_ids=taken, scores=scores)
             )
-        ]
+        if fault is not None:
+            return [*events, self._fail(session, fault)]
+        self._scheduler.commit_window(window, len(taken))
+        self._speculation.observe(session, window.ids, taken)
         if session.ending is not None:
             events.append(self._finish(session, session.ending))
         return events
 
+    def _fail(self, session: Session, error: Exception) -> Failed:
+        request_id = session.request.request_id
+        logger.error("request %s failed", request_id, exc_info=error)
+        self._remove(session)
+        return Failed(
+            request_id=request_id,
+            kind="engine",
+            message=f"the reply could not be continued: {error}",
+            code="reply_failed",
+        )
+
     def _finish(self, session: Session, ending: Ending) -> Finished:
-        self._scheduler.remove(session, ending)
+        drafts = self._speculation.figures(session.request.request_id)
+        self._remove(session, ending)
         return Finished(
             request_id=session.request.request_id,
             reason=ending.reason,
-            stats=session.stats(),
+            stats=replace(
+                session.stats(),
+                lookup_drafted=drafts.lookup_drafted,
+                lookup_accepted=drafts.lookup_accepted,
+            ),
             stop_string=ending.stop_string,
             cause=ending.cause,
         )
+
+    def _remove(self, session: Session, ending: Ending | None = None) -> None:
+        self._speculation.forget(session)
+        self._scheduler.remove(session, ending)
 
 
 def failure_of(request_id: str, error: RequestError | CapacityError) -> Failed:
@@ -225,4 +302,18 @@ def failure_of(request_id: str, error: RequestError | CapacityError) -> Failed:
         message=str(error),
         param=error.param,
         code=error.code,
+    )
+
+
+def new_caches(model: Model, config: EngineConfig) -> Any:
+    """Empty caches for an engine of these settings; every rank makes the same."""
+    context_tokens = config.context_tokens(model.config.max_position_embeddings)
+    return model.new_caches(
+        config.slots,
+        context_tokens,
+        store=config.cache_format,
+        page_tokens=config.page_tokens,
+        num_pages=num_pages(config, context_tokens),
+        index_scratch_bytes=config.index_scratch_bytes,
+        split_pool=config.split_pool,
     )

@@ -1,10 +1,13 @@
-"""When a reply is over: end token, stop strings, limit. A pure function of request and tokens.
+"""When a reply is over: end token, stop strings, form, loop, limit.
 
-Time (deadlines) and cancelling are the scheduler's. Read next: `request.py`.
+A pure function of request and tokens, so the cut never depends on drafts. Time (deadlines) and
+cancelling are the scheduler's. Read next: `guards.py`, `request.py`.
 """
 
 from dataclasses import dataclass
 
+from twinspark.engine.constraints import ConstrainedReply
+from twinspark.engine.guards import LoopGuard
 from twinspark.messages import FinishCause, FinishReason, GenerateRequest
 from twinspark.text.reply import ReplyText
 from twinspark.text.tokenizer import Tokenizer
@@ -26,33 +29,57 @@ class Endings:
         end_id: the token that ends the reply, or None if none does.
     """
 
-    def __init__(self, request: GenerateRequest, *, limit: int, tokenizer: Tokenizer) -> None:
-        """Start before the first token of a reply of at most `limit` tokens."""
-        self.end_id = None if request.sampling.ignore_eos else tokenizer.eos_id
-        self._left = limit
-        self._stops = _stop_watch(request, tokenizer)
+    def __init__(
+        self,
+        request: GenerateRequest,
+        *,
+        limit: int,
+        tokenizer: Tokenizer,
+        constraint: ConstrainedReply | None = None,
+    ) -> None:
+        """Start before the first token of a reply of at most `limit` tokens.
+
+        Args:
+            request: what was asked.
+            limit: most tokens of the reply.
+            tokenizer: of the pack that writes it.
+            constraint: the form that the reply follows; only its `end` is read.
+        """
+        sampling = request.sampling
+        self.end_id = None if sampling.ignore_eos else tokenizer.eos_id
+        self._limit = limit
+        self._num_tokens = 0
+        self._stops = ReplyText.of(request, tokenizer) if sampling.stop else None
+        self._guard = LoopGuard() if sampling.loop_guard == "gentle" else None
+        self._constraint = constraint
 
     def feed(self, token: int) -> Ending | None:
         """Take the next token of the reply; the ending if it is the last one."""
-        self._left -= 1
+        self._num_tokens += 1
         if token == self.end_id:
             return Ending(reason="stop", cause="end_token")
-        if self._stops is not None:
-            piece = self._stops.feed((token,))
-            if piece.end == "stop":
-                return Ending(reason="stop", cause="stop_string", stop_string=piece.stop_string)
-        if self._left <= 0:
-            return Ending(reason="length", cause="max_tokens")
-        return None
+        return self._stopped(token) or self._formed() or self._looped(token) or self._spent()
 
+    def _stopped(self, token: int) -> Ending | None:
+        if self._stops is None:
+            return None
+        piece = self._stops.feed((token,))
+        if piece.end != "stop":
+            return None
+        return Ending(reason="stop", cause="stop_string", stop_string=piece.stop_string)
 
-def _stop_watch(request: GenerateRequest, tokenizer: Tokenizer) -> ReplyText | None:
-    if not request.sampling.stop:
-        return None
-    return ReplyText(
-        tokenizer,
-        in_reasoning=request.in_reasoning,
-        stop=request.sampling.stop,
-        continues=request.continues,
-        ignore_eos=request.sampling.ignore_eos,
-    )
+    def _formed(self) -> Ending | None:
+        end = self._constraint.end if self._constraint is not None else None
+        if end is None or end.num_tokens > self._num_tokens:
+            return None
+        return Ending(reason="stop" if end.is_complete else "length", cause="constraint")
+
+    def _looped(self, token: int) -> Ending | None:
+        if self._guard is None or not self._guard.feed(token):
+            return None
+        return Ending(reason="length", cause="loop")
+
+    def _spent(self) -> Ending | None:
+        if self._num_tokens < self._limit:
+            return None
+        return Ending(reason="length", cause="max_tokens")

@@ -11,18 +11,22 @@ import queue
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from time import monotonic
+from time import monotonic, sleep
 from types import FrameType
+from typing import TYPE_CHECKING
 
+from twinspark.distributed.leaving import leave
 from twinspark.engine.core import Engine, failure_of
 from twinspark.engine.startup import LoadedEngine, OnProgress
-from twinspark.errors import CapacityError, EngineDied, FormatError, RequestError
+from twinspark.errors import CapacityError, EngineDied, FormatError, RankFailed, RequestError
 from twinspark.messages import (
     Cancel,
     Command,
     Event,
+    Failed,
+    Finished,
     FrameReader,
     GenerateRequest,
     Loading,
@@ -31,10 +35,15 @@ from twinspark.messages import (
     pack_message,
 )
 
+if TYPE_CHECKING:
+    from twinspark.distributed.team import LeadingTeam
+
 READ_BYTES = 1 << 18
 STATUS_GAP_S = 0.25
 ORPHAN_GRACE_S = 10.0
 EXIT_ORPHANED = 70
+MAIN_GRACE_S = 0.1
+EXIT_GRACE_S = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +64,11 @@ def run_host(sock: socket.socket, load: Callable[[OnProgress], LoadedEngine]) ->
     signal.signal(signal.SIGTERM, inbox.on_signal)
     inbox.start()
     outbox = Outbox(sock)
+    loaded = None
     try:
         loaded = load(lambda phase, fraction: _report(phase, fraction, inbox, outbox))
+        if loaded.team is not None:
+            loaded.team.on_failure = LastWords(inbox, outbox)
         outbox.send(
             Ready(
                 model_name=loaded.model_name,
@@ -64,39 +76,69 @@ def run_host(sock: socket.socket, load: Callable[[OnProgress], LoadedEngine]) ->
                 max_context_tokens=loaded.engine.context_tokens,
                 num_slots=loaded.engine.config.slots,
                 load_seconds=loaded.load_seconds,
-            )
+                pool_tokens=loaded.engine.status.pool_tokens,
+                page_tokens=loaded.engine.config.page_tokens,
+                num_ranks=loaded.engine.config.ranks,
+            ),
+            loaded.engine.status,
         )
-        serve(loaded.engine, inbox, outbox)
+        serve(loaded.engine, inbox, outbox, team=loaded.team)
     except _PeerGone:
         logger.info("the server is gone; the engine ends")
     finally:
         inbox.finished.set()
+        if loaded is not None:
+            loaded.close()
         with suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)
         sock.close()
 
 
-def serve(engine: Engine, inbox: "Inbox", outbox: "Outbox") -> None:
-    """Run rounds until the inbox closes; every open request has been answered on return."""
+def serve(
+    engine: Engine, inbox: "Inbox", outbox: "Outbox", *, team: "LeadingTeam | None" = None
+) -> None:
+    """Run rounds until the inbox closes; every open request has been answered on return.
+
+    Raises:
+        RankFailed: this or another rank failed.
+        Exception: what ended an engine of one rank.
+    """
     reason = "the engine failed; its log has the cause"
-    next_status_s = 0.0
     try:
-        while True:
-            commands = inbox.take(wait=not engine.has_work)
-            events = _obey(engine, commands)
-            if inbox.closing:
-                reason = "the engine is shutting down"
-                outbox.send(*events)
-                return
-            if engine.has_work:
-                events += engine.step()
-            if monotonic() >= next_status_s or not engine.has_work:
-                events.append(engine.status)
-                next_status_s = monotonic() + STATUS_GAP_S
-            outbox.send(*events)
+        reason = _run_rounds(engine, inbox, outbox)
+    except _PeerGone:
+        raise
+    except Exception as error:
+        if team is None:
+            raise
+        failure = team.fail(error)
+        reason = str(failure)
+        if failure is error:
+            raise
+        if not isinstance(error, RankFailed):
+            logger.exception("the engine failed")
+        raise failure from error
     finally:
         with suppress(_PeerGone):
             outbox.send(*engine.fail_all(reason, code="engine_ended"))
+
+
+def _run_rounds(engine: Engine, inbox: "Inbox", outbox: "Outbox") -> str:
+    """Until the inbox closes; gives the reason for those that are still open."""
+    next_status_s = 0.0
+    while True:
+        commands = inbox.take(wait=not engine.has_work)
+        outbox.expect(commands)
+        events = _obey(engine, commands)
+        if inbox.closing:
+            outbox.send(*events)
+            return "the engine is shutting down"
+        if engine.has_work:
+            events += engine.step()
+        if monotonic() >= next_status_s or not engine.has_work:
+            events.append(engine.status)
+            next_status_s = monotonic() + STATUS_GAP_S
+        outbox.send(*events)
 
 
 def _obey(engine: Engine, commands: list[Command]) -> list[Event]:
@@ -186,10 +228,17 @@ class Inbox:
 
 
 class Outbox:
-    """Writes events to the socket, all of a round at once."""
+    """Writes events to the socket, all of a round at once, and knows who waits for an answer."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._lock = threading.Lock()
+        self._open: set[str] = set()
+
+    def expect(self, commands: list[Command]) -> None:
+        """Requests that will be answered."""
+        with self._lock:
+            self._open.update(c.request_id for c in commands if isinstance(c, GenerateRequest))
 
     def send(self, *events: Event) -> None:
         """Write events.
@@ -197,9 +246,48 @@ class Outbox:
         Raises:
             EngineDied: nobody reads any more.
         """
-        if not events:
+        if events:
+            with self._lock:
+                self._write(events)
+
+    def fail_open(self, message: str, *, timeout_s: float) -> None:
+        """Answer every open request from another thread, if the lock can be had in time."""
+        if not self._lock.acquire(timeout=timeout_s):
             return
+        try:
+            self._write([
+                Failed(request_id=request_id, kind="engine", message=message, code="engine_ended")
+                for request_id in sorted(self._open)
+            ])  # fmt: skip
+        except _PeerGone:
+            pass
+        finally:
+            self._lock.release()
+
+    def _write(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, Finished | Failed):
+                self._open.discard(event.request_id)
         try:
             self._sock.sendall(b"".join(map(pack_message, events)))
         except OSError as error:
             raise _PeerGone(f"cannot write to the server: {error}") from error
+
+
+class LastWords:
+    """Ends the engine's process when a rank has failed, answering every open request first.
+
+    Called from the thread that found the failure: the main thread may be stuck in a collective.
+    """
+
+    def __init__(self, inbox: Inbox, outbox: Outbox) -> None:
+        self._inbox = inbox
+        self._outbox = outbox
+
+    def __call__(self, failure: RankFailed) -> None:
+        """Give the main thread a moment to end by itself, then end the process."""
+        if not self._inbox.finished.wait(MAIN_GRACE_S):
+            self._outbox.fail_open(str(failure), timeout_s=MAIN_GRACE_S)
+        else:
+            sleep(EXIT_GRACE_S)
+        leave(str(failure))

@@ -5,6 +5,7 @@ Every rank is sent the same plan and does the same with it (design section 4, de
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from twinspark.model.step import PrefillMode
 
@@ -57,9 +58,10 @@ class DropState:
 CacheOp = BindPages | CopyPage | SaveState | LoadState | DropState
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlannedRows:
+class PlannedRows(NamedTuple):
     """Consecutive positions of one slot.
+
+    A tuple, as many are made a round: a frozen dataclass costs three times as much to build.
 
     Attributes:
         slot: whose state.
@@ -85,8 +87,7 @@ class PlannedRows:
     has_bf16_mixing: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepPlan:
+class StepPlan(NamedTuple):
     """One forward pass.
 
     Attributes:

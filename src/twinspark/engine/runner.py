@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from twinspark.cache.rows import Store
 from twinspark.config.model import ModelConfig
 from twinspark.engine.plan import (
     BindPages,
@@ -35,6 +36,10 @@ class PagedCaches(Protocol):
     def state_bytes(self) -> int:
         """Bytes of one saved state."""
 
+    @property
+    def encoder_state_bytes(self) -> int:
+        """Bytes of one that leaves decoder windows and draft context out."""
+
     def bind(self, slot: int, pages: Sequence[int]) -> None:
         """A slot starts over on these pages, in logical order."""
 
@@ -55,7 +60,10 @@ class Model(Protocol):
     def config(self) -> ModelConfig:
         """Sizes and roles."""
 
-    def new_caches(self, num_slots: int, max_tokens: int) -> Any:
+    def new_caches(
+        self, num_slots: int, max_tokens: int, *, store: Store, page_tokens: int,
+        num_pages: int | None, index_scratch_bytes: int, split_pool: bool,
+    ) -> Any:  # fmt: skip
         """State for `num_slots` requests of up to `max_tokens` positions each."""
 
     def forward(self, step: StepInput, caches: Any) -> StepOutput:
@@ -190,6 +198,8 @@ def _span(rows: PlannedRows) -> Span:
         count=len(rows.ids),
         prompt_end=rows.prompt_end,
         mode=rows.mode,
+        is_pruned=rows.is_pruned,
+        has_bf16_mixing=rows.has_bf16_mixing,
     )
 
 

@@ -1,43 +1,91 @@
-"""Who runs next: a bounded first-come queue, slots, prompt pieces and decode windows.
+"""Who runs next: the queue, slots and pages, prompt pieces and decode windows of each round.
 
-Owns the sessions and is the only one that changes them. Reads no clock to decide anything.
-Every running stream decodes in every round; prompts share a fixed budget of rows beside them,
-half for the oldest, the rest fewest tokens left first. Read next: `core.py` (the caller),
-`plan.py`, `pool.py`.
+Owns the sessions; with its parts it is the only one that changes them. A clock decides how many
+prompt rows a round has, when a deadline has passed and what is said about waiting: never a token.
+Read next: `core.py` (the caller), `admission.py`, `pages.py`, `pieces.py`, `plan.py`.
 """
 
-from collections import deque
+import heapq
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
 
+from twinspark.config.engine import EngineConfig
+from twinspark.engine.admission import Admission
 from twinspark.engine.endings import Ending
+from twinspark.engine.forecast import Forecast
+from twinspark.engine.memory import MemoryRule
+from twinspark.engine.pace import Pace
+from twinspark.engine.pages import PageStore
+from twinspark.engine.pieces import RowCosts, share_rows
 from twinspark.engine.plan import PlannedRows, StepPlan
 from twinspark.engine.pool import SlotPool
-from twinspark.engine.request import Session
+from twinspark.engine.queue import WaitingRoom
+from twinspark.engine.request import Clock, Session
 from twinspark.errors import CapacityError, RequestError
+from twinspark.messages import Admitted, EngineStatus, Failed, GenerateRequest, Waiting
+
+QueueEvent = Waiting | Admitted | Failed
+
+
+@dataclass
+class Counts:
+    """Totals since the start.
+
+    Attributes:
+        prompt_tokens: of admitted requests.
+        cached_tokens: of them, found saved.
+        completion_tokens: chosen and taken.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
 
 
 class Scheduler:
-    """Sessions from arrival to end."""
+    """Sessions from arrival to end.
+
+    Attributes:
+        store: pages and saved prefixes.
+        counts: totals since the start.
+    """
 
     def __init__(
-        self, *, num_slots: int, queue_size: int, prefill_chunk: int, history_tokens: int
-    ) -> None:
+        self, config: EngineConfig, store: PageStore, costs: RowCosts, *,
+        history_tokens: int, memory: MemoryRule | None = None, clock: Clock = perf_counter,
+    ) -> None:  # fmt: skip
         """Start empty.
 
         Args:
-            num_slots: sessions that run at once.
-            queue_size: sessions that may wait beyond the free slots.
-            prefill_chunk: most prompt rows a round.
+            config: slots, queue, rows a round, shares.
+            store: pages and saved prefixes.
+            costs: of prompt rows, for fair shares and predictions.
             history_tokens: how many tokens before a row the model looks back.
+            memory: the memory rule, None if it is off.
+            clock: seconds; for fairness, deadlines and predictions.
         """
-        self._pool = SlotPool(num_slots)
-        self._queue_size = queue_size
-        self._prefill_chunk = prefill_chunk
+        self.store = store
+        self.counts = Counts()
+        self._config = config
+        self._costs = costs
         self._history_tokens = history_tokens
-        self._waiting: deque[Session] = deque()
+        self._memory = memory
+        self._clock = clock
+        self._slots = SlotPool(config.slots)
+        self._queue = WaitingRoom()
+        self._admission = Admission(
+            self._queue, self._slots, store, memory,
+            long_prompt_tokens=config.long_prompt_tokens, capacity_wait_s=config.capacity_wait_s,
+        )  # fmt: skip
+        self._pace = Pace(fair_share=config.fair_share)
+        self._forecast = Forecast(self._pace, costs, store, self._slots)
         self._running: dict[int, Session] = {}
         self._by_id: dict[str, Session] = {}
+        self._deadlines: list[tuple[float, str]] = []
+        self._events: list[QueueEvent] = []
         self._rounds = 0
+        self._round: tuple[float, int, float] | None = None  # its start, windows and prompt units
 
     @property
     def sessions(self) -> list[Session]:
@@ -52,7 +100,7 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Sessions in the queue."""
-        return len(self._waiting)
+        return len(self._queue)
 
     @property
     def num_rounds(self) -> int:
@@ -62,33 +110,86 @@ class Scheduler:
     @property
     def slots_free(self) -> int:
         """Slots nobody holds."""
-        return self._pool.num_free
+        return self._slots.num_free
 
     @property
     def has_room(self) -> bool:
         """Whether the queue takes one more."""
-        return len(self._waiting) < self._queue_size + self._pool.num_free
+        return len(self._queue) < self._config.queue_size + self._slots.num_free
 
-    def check_room(self, request_id: str) -> None:
-        """Whether one more session may come.
+    def status(self) -> EngineStatus:
+        """How busy it is now, and what it has counted; drafting is counted elsewhere."""
+        store, counts = self.store, self.counts
+        page_tokens = store.pool.page_tokens
+        return EngineStatus(
+            running=len(self._running),
+            waiting=len(self._queue),
+            rounds=self._rounds,
+            slots_free=self._slots.num_free,
+            pool_tokens=store.pool.num_pages * page_tokens,
+            pool_free_tokens=store.pool.num_free * page_tokens,
+            cached_tokens_held=store.held_pages * page_tokens,
+            checkpoints=store.index.num_checkpoints,
+            prompt_tokens=counts.prompt_tokens,
+            cached_tokens=counts.cached_tokens,
+            completion_tokens=counts.completion_tokens,
+            prefix_hits=store.hits,
+            prefix_misses=store.misses,
+            waits=tuple(sorted(self._admission.waits.items())),
+            usable_bytes=() if self._memory is None else self._memory.usable(self._clock()),
+        )
+
+    def check_room(self, request: GenerateRequest, limit: int) -> None:
+        """Whether one more session may come, with a reply of at most `limit` tokens.
 
         Raises:
-            RequestError: the id is in use.
-            CapacityError: the queue is full.
+            RequestError: the id is in use, or the pool is too small for it.
+            CapacityError: the queue is full, or longer than the request wants to wait.
         """
-        if request_id in self._by_id:
-            raise RequestError(f"request id {request_id!r} is in use", param="request_id")
+        if request.request_id in self._by_id:
+            raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
+        pages, pool = self.store.pages_needed(len(request.prompt_ids), limit), self.store.pool
+        if pages > pool.num_pages:
+            raise RequestError(
+                f"prompt and longest reply need {pages * pool.page_tokens} positions of the page "
+                f"pool, which has {pool.num_pages * pool.page_tokens}; shorten the prompt or ask "
+                "for fewer tokens",
+                param="max_tokens",
+                code="pool_too_small",
+            )
         if not self.has_room:
+            wait_s = self._forecast.until_room(self._running.values(), self._queue)
+            predicted = "" if wait_s is None else f", room is predicted in {wait_s:.1f} s"
             raise CapacityError(
-                f"the queue is full: {len(self._running)} running, {len(self._waiting)} waiting; "
-                "try again later"
+                f"the queue is full: {len(self._running)} running, {len(self._queue)} waiting"
+                f"{predicted}; try again later",
+                code="queue_full",
+                retry_after_s=wait_s,
+            )
+        self._check_wait(request, limit)
+
+    def _check_wait(self, request: GenerateRequest, limit: int) -> None:
+        if request.max_queue_ms is None:
+            return
+        waits = self._forecast.waits(
+            self._running.values(), self._queue, extra=(len(request.prompt_ids), limit)
+        )
+        if waits is not None and 1e3 * waits[-1] > request.max_queue_ms:
+            raise CapacityError(
+                f"the predicted wait is {1e3 * waits[-1]:.0f} ms ({len(self._running)} running, "
+                f"{len(self._queue)} waiting), the request allows {request.max_queue_ms} ms; allow "
+                "more, or try again later",
+                code="queue_too_long",
+                retry_after_s=waits[-1],
             )
 
     def add(self, session: Session) -> None:
-        """Queue a session."""
-        self.check_room(session.request.request_id)
-        self._waiting.append(session)
+        """Queue a session; see `check_room` for what is raised."""
+        self.check_room(session.request, session.limit)
+        self._queue.append(session)
         self._by_id[session.request.request_id] = session
+        if session.deadline_s is not None:
+            heapq.heappush(self._deadlines, (session.deadline_s, session.request.request_id))
 
     def find(self, request_id: str) -> Session | None:
         """The open session of that id."""
@@ -97,6 +198,18 @@ class Scheduler:
     def running(self, slot: int) -> Session:
         """The session that holds a slot."""
         return self._running[slot]
+
+    def expired(self) -> list[Session]:
+        """Open sessions whose deadline has passed; the caller ends them, between rounds."""
+        if not self._deadlines:
+            return []
+        now_s, found = self._clock(), []
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            deadline_s, request_id = heapq.heappop(self._deadlines)
+            session = self._by_id.get(request_id)
+            if session is not None and session.deadline_s == deadline_s:
+                found.append(session)
+        return found
 
     def plan(self, drafts: Mapping[int, Sequence[int]]) -> StepPlan | None:
         """Admit who fits, then lay out one forward pass.
@@ -107,88 +220,130 @@ class Scheduler:
         Returns:
             None when there is nothing to run.
         """
-        self._admit()
-        windows = tuple(
-            self._rows(session, [session.ids[-1], *drafts.get(slot, ())])
-            for slot, session in sorted(self._running.items())
-            if session.prompt_left == 0
-        )
-        pieces = self._pieces()
+        now_s = self._clock()
+        if len(self._queue):
+            self._admit(now_s)
+        decoding, prompts = self._split()
+        windows = tuple(self._rows(s, [s.ids[-1], *self._useful(s, drafts)]) for s in decoding)
+        pieces = self._pieces(prompts, len(windows), now_s)
         if not windows and not pieces:
             return None
-        plan = StepPlan(round=self._rounds, windows=windows, pieces=pieces)
+        plan = StepPlan(
+            round=self._rounds, windows=windows, pieces=pieces, ops=self.store.take_ops()
+        )
         self._rounds += 1
+        units = sum(self._costs.units(self._running[p.slot], p.first, len(p.ids)) for p in pieces)
+        self._round = (self._clock(), len(windows), units)
         return plan
+
+    def take_events(self) -> list[QueueEvent]:
+        """What has happened in the queue since the last call."""
+        events, self._events = self._events, []
+        return events
 
     def commit_pieces(self, plan: StepPlan) -> None:
         """The plan's prompt rows are in the caches."""
         for piece in plan.pieces:
-            self._running[piece.slot].computed += len(piece.ids)
+            session = self._running[piece.slot]
+            session.computed += len(piece.ids)
+            self.store.pass_marks(session)
 
-    def commit_window(self, window: PlannedRows, tokens: list[int]) -> list[int]:
-        """Take what a window chose; rows behind the last kept one are thereby forgotten.
-
-        Returns:
-            The tokens that became part of the reply.
-        """
-        return self._running[window.slot].add_round(tokens, drafted=len(window.ids) - 1)
+    def commit_window(self, window: PlannedRows, num_taken: int) -> None:
+        """A window gave its session the last `num_taken` tokens of its reply (`Session.take`)."""
+        self._running[window.slot].end_window(window.ids, num_taken)
+        self.counts.completion_tokens += num_taken
 
     def decoding(self) -> list[Session]:
         """Sessions whose next row is a pending token, by slot."""
-        return [s for _, s in sorted(self._running.items()) if s.prompt_left == 0]
+        return self._split()[0]
+
+    def end_round(self) -> None:
+        """The round is over, its drafts included: learn how long it took."""
+        if self._round is not None:
+            start_s, num_windows, units = self._round
+            self._pace.observe_round(self._clock() - start_s, num_windows=num_windows, units=units)
+            self._round = None
 
     def remove(self, session: Session, ending: Ending | None = None) -> None:
-        """Forget a session and free its slot at once, wherever it stands."""
+        """Forget a session and free what it holds at once, wherever it stands.
+
+        With an ending other than "cancelled" the end of its reply is kept for later requests.
+        """
         if ending is not None:
             session.ending = ending
         del self._by_id[session.request.request_id]
         if session.slot is None:
-            self._waiting.remove(session)
-        else:
-            del self._running[session.slot]
-            self._pool.release(session.slot)
+            self._queue.remove(session)
+            return
+        if ending is not None and ending.cause != "cancelled":
+            self.store.save_reply(session)
+            self._pace.observe_reply(tokens=session.num_reply_tokens, rounds=session.num_rounds)
+        del self._running[session.slot]
+        self.store.release(session)
+        self._slots.release(session.slot)
 
     def check_integrity(self) -> None:
-        """Assert that slots, queue and sessions agree."""
-        self._pool.check_integrity()
-        assert len(self._by_id) == len(self._waiting) + len(self._running), "a session is lost"
+        """Assert that slots, pages, states, queue and sessions agree."""
+        self._slots.check_integrity()
+        self.store.check_integrity(self._running.values())
+        waiting = list(self._queue)
+        assert len(self._by_id) == len(waiting) + len(self._running), "a session is lost"
         assert all(session.slot == slot for slot, session in self._running.items())
-        assert all(session.slot is None for session in self._waiting)
-        assert self._pool.num_taken == len(self._running), "a slot is held by nobody"
+        assert all(s.slot is None and not s.pages for s in waiting)
+        assert self._slots.num_taken == len(self._running), "a slot is held by nobody"
 
-    def _admit(self) -> None:
-        while self._waiting:
-            slot = self._pool.take()
-            if slot is None:
-                return
-            session = self._waiting.popleft()
-            session.admit(slot)
-            self._running[slot] = session
+    def _admit(self, now_s: float) -> None:
+        admitted, failed = self._admission.admit(self._running.values(), now_s)
+        for session in admitted:
+            assert session.slot is not None
+            session.admitted_round = self._rounds
+            self._running[session.slot] = session
+            self.counts.prompt_tokens += session.prompt_tokens
+            self.counts.cached_tokens += session.cached_tokens
+            self._events.append(
+                Admitted(request_id=session.request.request_id, cached_tokens=session.cached_tokens)
+            )
+        if failed is not None:
+            self.remove(self._by_id[failed.request_id])
+            self._events.append(failed)
+        self._events += self._queue.announce(
+            now_s, lambda: self._forecast.waits(self._running.values(), self._queue)
+        )
 
-    def _pieces(self) -> tuple[PlannedRows, ...]:
-        prompts = [s for s in self._by_id.values() if s.slot is not None and s.prompt_left > 0]
-        if not prompts:
+    def _split(self) -> tuple[list[Session], list[Session]]:
+        """Running sessions by slot that decode, and those that still run their prompt."""
+        decoding: list[Session] = []
+        prompts: list[Session] = []
+        for _, session in sorted(self._running.items()):
+            (prompts if session.marks else decoding).append(session)
+        return decoding, prompts
+
+    def _useful(self, session: Session, drafts: Mapping[int, Sequence[int]]) -> Sequence[int]:
+        """Drafts for this session; what lies there for a slot's last holder is of no use."""
+        if session.admitted_round == self._rounds:
             return ()
-        # half of the rows are the oldest prompt's, so that short ones cannot starve it
-        oldest = prompts[0]
-        counts = {oldest.request.request_id: min(oldest.prompt_left, -(-self._prefill_chunk // 2))}
-        budget = self._prefill_chunk - sum(counts.values())
-        for session in sorted(prompts, key=lambda s: s.prompt_left):  # stable: then by arrival
-            taken = counts.get(session.request.request_id, 0)
-            more = min(session.prompt_left - taken, budget)
-            counts[session.request.request_id] = taken + more
-            budget -= more
-        pieces = []
-        for session in prompts:
-            count = counts[session.request.request_id]
-            if count > 0:
-                ids = session.ids[session.computed : session.computed + count]
-                pieces.append(self._rows(session, ids, prompt_end=session.prompt_tokens))
-        return tuple(pieces)
+        return drafts.get(session.slot or 0, ())[: session.tokens_left - 1]
 
-    def _rows(
-        self, session: Session, ids: Sequence[int], *, prompt_end: int | None = None
-    ) -> PlannedRows:
+    def _pieces(
+        self, prompts: list[Session], num_windows: int, now_s: float
+    ) -> tuple[PlannedRows, ...]:
+        if not prompts or self._pace.wants_anchor(num_windows):
+            return ()
+        prompts.sort(key=lambda s: s.arrived_s)
+        most = self._config.prefill_chunk
+        if self._memory is not None:
+            positions = max(s.computed for s in prompts) + most
+            most = self._memory.rows(most, positions, now_s=now_s)
+        counts = share_rows(
+            prompts, self._costs, most=most, units=self._pace.units_beside(num_windows)
+        )
+        return tuple(
+            self._rows(s, s.ids[s.computed : s.computed + n], is_piece=True)
+            for s, n in zip(prompts, counts, strict=True)
+            if n > 0
+        )
+
+    def _rows(self, session: Session, ids: Sequence[int], *, is_piece: bool = False) -> PlannedRows:
         assert session.slot is not None
         first = session.computed
         return PlannedRows(
@@ -196,5 +351,9 @@ class Scheduler:
             first=first,
             ids=tuple(ids),
             history=tuple(session.ids[max(0, first - self._history_tokens) : first]),
-            prompt_end=prompt_end,
+            prompt_end=session.marks[0].apex if is_piece else None,
+            mode=session.mode if is_piece else "full",
+            wants_logits=is_piece and session.mode == "full",
+            is_pruned=session.is_pruned and not is_piece,
+            has_bf16_mixing=session.has_bf16_mixing,
         )

@@ -1,18 +1,30 @@
 """Drafts: who proposes them, how many, and which are kept.
 
 A draft is kept while it equals the row's own keyed choice, so what proposes it never changes the
-text (model specification 5.4, 5.5 scheme 1). Owns the proposals between rounds, nothing else.
-Depth is fixed for now; a priced depth and lookup drafts are further `Drafter`s.
+text (model specification 5.4, 5.5 scheme 1). Owns the proposals between rounds and what is learnt
+from them. Decides by prices and token history, never by a clock. Read next: `proposing.py`,
+`depth.py`, `lookup.py`, `costs.py`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
+from twinspark.config.engine import EngineConfig
 from twinspark.engine.choosing import Chooser
+from twinspark.engine.costs import DEFAULT_COSTS, CostTable
+from twinspark.engine.depth import Rate
+from twinspark.engine.draft_state import DraftCounts, DraftFigures, DraftState, Proposal
+from twinspark.engine.lookup import MAX_COPY
+from twinspark.engine.proposing import Candidate, Prices, propose_fully, propose_priced
 from twinspark.engine.request import Session
 from twinspark.engine.runner import Logits, Runner
-from twinspark.model.step import DraftRequest
+from twinspark.model.step import DraftRequest, DraftResult
+
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +47,9 @@ class DraftNeed:
 
 
 class Drafter(Protocol):
-    """Proposes tokens. May propose anything, in any number up to the depth."""
+    """Proposes tokens that are verified as they are. May propose anything, up to the depth."""
 
-    def propose(self, needs: Sequence[DraftNeed]) -> list[list[int]]:
+    def propose(self, needs: Sequence[DraftNeed]) -> Sequence[Sequence[int]]:
         """Proposals for each need, in order."""
 
 
@@ -47,52 +59,177 @@ class ModelDrafter:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
 
-    def propose(self, needs: Sequence[DraftNeed]) -> list[list[int]]:
+    def guess(self, needs: Sequence[DraftNeed]) -> list[DraftResult]:
         """Run the draft blocks once for all needs; the block is always whole (5.3)."""
         requests = [DraftRequest(slot=n.slot, position=n.position, token=n.token) for n in needs]
 
-        ahead: list[list[int]] = [[n.token] for n in needs]
+        ahead: list[list[int]] = [[] for _ in needs]
 
         def pick(request_idx: int, j: int, logits_V: Logits) -> int:
             need, before = needs[request_idx], ahead[request_idx]
-            token = need.chooser.propose(logits_V, need.position + 1 + j, before[1:])
+            token = need.chooser.propose(logits_V, need.position + 1 + j, before)
             before.append(token)
             return token
 
-        results = self._runner.draft(requests, pick)
-        return [result.tokens[: n.depth] for n, result in zip(needs, results, strict=True)]
+        return self._runner.draft(requests, pick)
 
 
 class Speculation:
-    """Proposals of all slots for the next round.
+    """Proposals of all slots for the next round, and what drafting has learnt.
 
     Attributes:
         drafts: slot -> tokens after the pending one.
+        block: drafts that are used of a draft pass; 0 if the model makes none.
     """
 
-    def __init__(self, drafter: Drafter | None, *, max_depth: int) -> None:
+    def __init__(
+        self,
+        drafter: Drafter | ModelDrafter | None,
+        *,
+        max_depth: int,
+        model_depth: int | None = None,
+        is_priced: bool = False,
+        has_lookup: bool = False,
+        costs: CostTable = DEFAULT_COSTS,
+    ) -> None:
+        """Start without requests.
+
+        Args:
+            drafter: the model's blocks, which are priced, or another, which is obeyed and then
+                the only one; None leaves copies only.
+            max_depth: most drafts of a window, whoever proposes them.
+            model_depth: most of a draft pass; None is max_depth.
+            is_priced: depths follow the prices; otherwise they are always the most.
+            has_lookup: whether the request's own text is copied from.
+            costs: prices.
+        """
         self.drafts: dict[int, list[int]] = {}
-        self._drafter = drafter
+        self._model = drafter if isinstance(drafter, ModelDrafter) else None
+        self._given = None if isinstance(drafter, ModelDrafter) else drafter
         self._max_depth = max_depth
+        depth = max_depth if model_depth is None else min(max_depth, model_depth)
+        self.block = 0 if self._model is None else depth
+        self._is_priced, self._has_lookup = is_priced, has_lookup
+        self._states: dict[str, DraftState] = {}
+        self._counts = DraftCounts()
+        self._use(costs)
+        self._round: list[tuple[DraftState, int, bool]] = []
+        self._rows = 0
+        self._pass_us = 0.0
+
+    @classmethod
+    def of(
+        cls, config: EngineConfig, runner: Runner, *, block: int, drafter: Drafter | None = None
+    ) -> "Speculation":
+        """What the settings ask for.
+
+        Args:
+            config: settings.
+            runner: runs draft passes.
+            block: tokens of a pass; 0 if the model has no draft blocks.
+            drafter: takes the place of the model's blocks and of copies.
+        """
+        most = min(config.max_window_rows - 1, config.draft_tokens or MAX_COPY)
+        if drafter is not None:
+            return cls(drafter, max_depth=most)
+        return cls(
+            ModelDrafter(runner) if block else None,
+            max_depth=most if config.draft else 0,
+            model_depth=block,
+            is_priced=config.priced_drafts,
+            has_lookup=config.lookup,
+        )
+
+    @property
+    def counters(self) -> DraftFigures:
+        """Figures of all requests since the start."""
+        return self._counts.figures
+
+    @property
+    def needs_costs(self) -> bool:
+        """Whether prices decide anything."""
+        return self._is_priced and self._given is None and self._max_depth > 0
+
+    @property
+    def costs(self) -> CostTable:
+        """The prices; may be replaced between rounds."""
+        return self._costs
+
+    @costs.setter
+    def costs(self, costs: CostTable) -> None:
+        self._use(costs)
+
+    def figures(self, request_id: str) -> DraftFigures:
+        """Figures of one open request; empty for others."""
+        state = self._states.get(request_id)
+        return DraftFigures() if state is None else state.counts.figures
 
     def propose(self, sessions: Iterable[Session]) -> None:
-        """Replace all proposals with new ones for these decoding sessions."""
+        """Replace all proposals with new ones.
+
+        Args:
+            sessions: all that decode in the next round.
+        """
+        self._close_round()
         self.drafts = {}
-        if self._drafter is None:
+        live = list(sessions)
+        states = [self._state(session, len(live)) for session in live]
+        for state in states:
+            state.proposal = None
+        needs = {
+            number: need
+            for number, need in enumerate(map(self._need, live))
+            if need.depth > 0 and live[number].request.sampling.draft
+        }
+        if not needs:
             return
-        wanted = [(self._need(s), s.end_id) for s in sessions if s.request.sampling.draft]
-        wanted = [(need, end_id) for need, end_id in wanted if need.depth > 0]
-        if not wanted:
-            return
-        proposals = self._drafter.propose([need for need, _ in wanted])
-        for (need, end_id), tokens in zip(wanted, proposals, strict=True):
-            useful = tokens[: need.depth]
-            if end_id in useful:  # nothing from there on is worth a row
-                useful = useful[: useful.index(end_id)]
-            self.drafts[need.slot] = useful
+        candidates = [
+            self._candidate(live[n], states[n], need, len(live)) for n, need in needs.items()
+        ]
+        self._fill(list(needs.values()), candidates, len(live))
+        for need, candidate in zip(needs.values(), candidates, strict=True):
+            proposal = candidate.state.proposal
+            if proposal is not None and proposal.tokens:
+                self.drafts[need.slot] = proposal.tokens
 
     def observe(self, session: Session, window: Sequence[int], taken: Sequence[int]) -> None:
         """Learn how a window went: its pending token and drafts, and the tokens it gave."""
+        state = self._state(session, 1)
+        proposal = state.proposal
+        source = None if proposal is None else proposal.source
+        drafted, kept = state.observe(window, taken)
+        self._counts.add(drafted=drafted, kept=kept, source=source)
+        self._round.append((state, len(taken), source == "copy"))
+        self._rows += len(window)
+
+    def forget(self, session: Session) -> None:
+        """A request is over; its proposal and figures go with it."""
+        self._states.pop(session.request.request_id, None)
+        if session.slot is not None:
+            self.drafts.pop(session.slot, None)
+
+    def _use(self, costs: CostTable) -> None:
+        self._costs = costs
+        self._lines: dict[int, Floats] = {}
+
+    def _state(self, session: Session, num_slots: int) -> DraftState:
+        request_id = session.request.request_id
+        state = self._states.get(request_id)
+        if state is None:
+            cost_us = self._costs.verify_us(2 * num_slots, num_slots)
+            cost_us += self._costs.passes(num_slots)[-1]
+            state = DraftState(block=self.block, rate=Rate(tokens=2.0, cost_us=cost_us))
+            self._states[request_id] = state
+        return state
+
+    def _close_round(self) -> None:
+        if self._round:
+            slots = len(self._round)
+            cost_us = self._pass_us + self._costs.verify_us(self._rows, slots)
+            for state, tokens, was_copy in self._round:
+                if not was_copy:  # what a copy is compared with is life without it
+                    state.rate.observe(tokens=tokens, cost_us=cost_us)
+        self._round, self._rows, self._pass_us = [], 0, 0.0
 
     def _need(self, session: Session) -> DraftNeed:
         assert session.slot is not None
@@ -104,24 +241,75 @@ class Speculation:
             chooser=session.chooser,
         )
 
+    def _line(self, num_slots: int) -> Floats:
+        """Cost of 0, 1, ... drafts in the next round."""
+        if num_slots not in self._lines:
+            extra = num_slots * self._max_depth
+            self._lines[num_slots] = self._costs.line(num_slots, extra)
+        return self._lines[num_slots]
+
+    def _candidate(
+        self, session: Session, state: DraftState, need: DraftNeed, num_slots: int
+    ) -> Candidate:
+        return Candidate(
+            state=state,
+            ids=session.ids,
+            most=need.depth,
+            end_id=session.end_id,
+            has_lookup=self._has_lookup,
+            worth_us=min(state.rate.us_per_token, self._line(num_slots)[0]) / num_slots,
+        )
+
+    def _fill(self, needs: list[DraftNeed], candidates: list[Candidate], num_slots: int) -> None:
+        if self._given is not None:
+            for candidate, tokens in zip(candidates, self._given.propose(needs), strict=True):
+                candidate.state.proposal = Proposal(tokens=candidate.useful(tokens), source="given")
+            return
+        model, width = self._model, 0
+        guess = None
+        if model is not None and self.block:
+
+            def guess(numbers: Sequence[int]) -> list[DraftResult]:
+                results = model.guess([needs[number] for number in numbers])
+                return [_start(result, self.block) for result in results]
+
+        if self._is_priced:
+            prices = Prices(
+                slots=num_slots,
+                line_us=self._line(num_slots),
+                passes_us=self._costs.passes(len(candidates)),
+            )
+            width = propose_priced(candidates, guess, prices)
+        else:
+            width = propose_fully(candidates, guess)
+        if width:
+            self._counts.passes += 1
+            self._pass_us = float(self._costs.passes(width)[-1])
+
+
+def _start(result: DraftResult, depth: int) -> DraftResult:
+    return DraftResult(tokens=result.tokens[:depth], confidence=result.confidence[:depth])
+
 
 def walk_window(
-    window: Sequence[int], logits_RV: Logits, choose: Callable[[int, Logits], int]
-) -> list[int]:
-    """Choose row after row of a window while its drafts turn out right.
+    window: Sequence[int],
+    logits_RV: Logits,
+    choose: Callable[[int, Logits], int],
+    take: Callable[[int], bool],
+) -> int:
+    """Choose row after row of a window while its drafts turn out right and the reply goes on.
 
     Args:
         window: [R] the pending token, then drafts.
         logits_RV: [R, V] fp32; row r predicts what follows window[r].
         choose: row number and logits to token.
+        take: given each chosen token at once; True ends the walk, as the reply is over.
 
     Returns:
-        The kept drafts, then one token more: 1 to R tokens.
+        How many tokens were chosen and taken, 1 to R.
     """
-    tokens: list[int] = []
     for row in range(len(window)):
         token = choose(row, logits_RV[row])
-        tokens.append(token)
-        if row + 1 == len(window) or token != window[row + 1]:
-            break
-    return tokens
+        if take(token) or row + 1 == len(window) or token != window[row + 1]:
+            return row + 1
+    raise AssertionError("a window has at least one row")

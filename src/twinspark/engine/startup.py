@@ -21,7 +21,9 @@ from twinspark.pack.reader import Pack, open_pack
 from twinspark.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from twinspark.distributed.team import LeadingTeam
     from twinspark.engine.core import Engine
+    from twinspark.engine.ranks import Address
 
 OnProgress = Callable[[str, float], None]
 
@@ -42,6 +44,7 @@ class LoadedEngine:
         model_name: the pack folder's name, or "demo".
         load_seconds: what loading took.
         default_sampling: the pack's generation_config.json, then our defaults.
+        team: the other ranks, if there are any.
     """
 
     engine: "Engine"
@@ -49,6 +52,12 @@ class LoadedEngine:
     model_name: str
     load_seconds: float
     default_sampling: Sampling = Sampling()
+    team: "LeadingTeam | None" = None
+
+    def close(self) -> None:
+        """End the other ranks in order; the engine runs no more."""
+        if self.team is not None:
+            self.team.close()
 
 
 def load_engine(
@@ -57,18 +66,24 @@ def load_engine(
     *,
     on_progress: OnProgress | None = None,
     verify: bool = True,
+    rendezvous: "Address | None" = None,
+    exits: bool = False,
 ) -> LoadedEngine:
-    """Load a pack.
+    """Load a pack, as rank 0 where the settings ask for several ranks.
 
     Args:
         path: its folder.
         config: engine settings; None is the defaults.
         on_progress: told the phase and how much of it is done, 0 to 1. What it raises ends loading.
         verify: compare the pack with its manifest, if it has one.
+        rendezvous: where ranks of other machines or terminals come to; None starts all of them
+            here.
+        exits: this process ends with exit code 70 when a rank fails, whatever it is doing.
 
     Raises:
         PackError: something is wrong with the pack.
         ConfigError: its config, or the settings, cannot be used.
+        RankFailed: another rank differs, failed or did not come.
     """
     started_s = perf_counter()
     config = config or EngineConfig()
@@ -80,24 +95,17 @@ def load_engine(
     config.context_tokens(pack.config.max_position_embeddings)
     report("checking the pack", 1.0)
 
-    import torch
+    from twinspark.engine.ranks import lead_ranks, leading, rank_commands
 
-    from twinspark.engine.core import Engine
-    from twinspark.model.loading import load_model
-
-    threads = config.threads
-    if threads is None and pack.config.hidden_size < SMALL_HIDDEN_SIZE:
-        threads = 1
-    if threads is not None:
-        torch.set_num_threads(threads)
-    model = load_model(
-        pack,
-        virtual_shards=config.virtual_shards,
-        on_progress=lambda fraction: report("loading weights", fraction),
-    )
-    report("preparing caches", 0.0)
-    engine = Engine(model, tokenizer, config)
-    report("preparing caches", 1.0)
+    team = None
+    if config.ranks > 1:
+        level = logging.getLevelName(logging.getLogger("twinspark").getEffectiveLevel()).lower()
+        commands = rank_commands(pack.path, config, verify=verify, log_level=level)
+        team = lead_ranks(
+            pack, config, rendezvous=rendezvous, on_wait=report, commands=commands, exits=exits
+        )
+    with leading(team):
+        engine = _make_engine(pack, tokenizer, config, report, team)
     load_seconds = perf_counter() - started_s
     name = pack_name(path)
     logger.info("loaded %s in %.1f s", name, load_seconds)
@@ -107,7 +115,58 @@ def load_engine(
         model_name=name,
         load_seconds=load_seconds,
         default_sampling=default_sampling,
+        team=team,
     )
+
+
+def _make_engine(
+    pack: Pack,
+    tokenizer: Tokenizer,
+    config: EngineConfig,
+    report: OnProgress,
+    team: "LeadingTeam | None",
+) -> "Engine":
+    from twinspark.engine.core import Engine
+    from twinspark.model.loading import load_model
+
+    def on_progress(fraction: float) -> None:
+        if team is not None:
+            team.check()
+        report("loading weights", fraction)
+
+    set_threads(config, pack.config)
+    model = load_model(
+        pack,
+        virtual_shards=config.virtual_shards,
+        group=None if team is None else team.group,
+        on_progress=on_progress,
+    )
+    report("preparing caches", 0.0)
+    if team is None:
+        engine = Engine(model, tokenizer, config)
+    else:
+        from twinspark.engine.leader import RankLeader, RanksMemory
+
+        team.wait_loaded(report)
+        engine = Engine(
+            model, tokenizer, config, followers=RankLeader(team), meter=RanksMemory(team)
+        )
+    report("preparing caches", 1.0)
+    report("measuring speeds for drafting", 0.0)
+    engine.settle_costs(pack.path)
+    report("measuring speeds for drafting", 1.0)
+    return engine
+
+
+def set_threads(config: EngineConfig, model: ModelConfig) -> None:
+    """Set torch's CPU threads as the settings say, or as suits the model."""
+    import torch
+
+    threads = config.threads
+    if threads is None and model.hidden_size < SMALL_HIDDEN_SIZE:
+        threads = 1
+    if threads is not None:
+        torch.set_num_threads(threads)
 
 
 def open_tokenizer(pack: Pack) -> Tokenizer:

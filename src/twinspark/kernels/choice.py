@@ -1,9 +1,12 @@
 """From logits to a token: truncation and the keyed choice (design D20, D21).
 
 The noise of a token is a pure function of (seed, position, token id), so a reply does not depend on
-drafting, batching or the order of calls. Masks, penalties and log-probabilities come before this
-and are the engine's. Host arithmetic in numpy. Letters: V vocabulary. Read next: engine/sampler.py.
+drafting, batching or the order of calls. Masks and penalties come before this and are the engine's;
+what log-probabilities need of a row is here. Host arithmetic in numpy. Letters: V vocabulary.
+Read next: engine/sampler.py.
 """
+
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +29,9 @@ _ROUNDS = 10
 _NOISE_SPAN = 26.2
 
 _BLOCK = 8192  # tokens a pass of the generator: its dozen arrays then stay in the cache
+_RUN = 128
 _WEIGHT_SCALE = 2.0**35  # 2^17 tokens of weight 1 still add up to less than 2^53
+_WEIGHT_SPAN = 24.3  # above 35 log 2
 _NUM_BUCKETS = 4096
 _BUCKETS_PER_UNIT = 128.0
 
@@ -89,6 +94,43 @@ def greedy_choice(logits_V: Floats) -> int:
     return int(np.argmax(logits_V))
 
 
+def largest_ids(values_V: Floats, num: int) -> Ints:
+    """Ids of the `num` largest values (all, if there are fewer), best first, equal by lower id."""
+    ids: Ints = np.flatnonzero(values_V >= _low_bound(values_V, num))
+    return ids[np.argsort(-values_V[ids], kind="stable")][: max(num, 0)]
+
+
+def _low_bound(values_V: Floats, num: int) -> np.floating[Any]:
+    """A value that at least `num` values reach: the num-th largest of the maxima of short runs."""
+    maxima = np.maximum.reduceat(values_V, np.arange(0, len(values_V), _RUN))
+    place = len(maxima) - max(num, 1)
+    bound: np.floating[Any] = np.partition(maxima, place)[place] if place >= 0 else values_V.min()
+    return bound
+
+
+def log_sum_exp(logits_V: Floats) -> float:
+    """Log of the sum of exp(logit), in float64; its bits do not depend on the order of the sum.
+
+    Terms are cut into two whole numbers of 35 bits, which float64 adds exactly for up to 2^17
+    tokens; what is cut off is 2^-70 of the largest term. A largest logit that is not finite is
+    returned as it is.
+    """
+    peak = logits_V.max()
+    if not np.isfinite(peak):
+        return float(peak)
+    high = low = 0.0
+    for first in range(0, len(logits_V), _BLOCK):
+        terms = logits_V[first : first + _BLOCK].astype(np.float64)
+        np.exp(np.subtract(terms, peak, out=terms), out=terms)
+        terms *= _WEIGHT_SCALE
+        whole = np.floor(terms)
+        terms -= whole
+        terms *= _WEIGHT_SCALE
+        high += float(whole.sum())
+        low += float(np.floor(terms, out=terms).sum())
+    return float(peak) + float(np.log((high + low / _WEIGHT_SCALE) / _WEIGHT_SCALE))
+
+
 def filter_logits(
     scaled_V: Float64s, *, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> Ints:
@@ -105,21 +147,19 @@ def filter_logits(
         min_p: 0.0 is off.
     """
     peak = scaled_V.max()
-    ids: Ints = np.flatnonzero(scaled_V > -np.inf)
-    if 0 < top_k < len(ids):
-        ids = _first_k(scaled_V, ids, top_k)
+    ids: Ints
+    if 0 < top_k < len(scaled_V):
+        ids = np.sort(largest_ids(scaled_V, top_k))
+        ids = ids[scaled_V[ids] > -np.inf]
+    else:
+        # below that depth a token weighs nothing in top-p and is never reached
+        deepest = peak - _WEIGHT_SPAN if top_p < 1.0 else np.finfo(np.float64).min
+        ids = np.flatnonzero(scaled_V >= deepest)
     if top_p < 1.0:
         ids = _nucleus(scaled_V, ids, peak, top_p)
     if min_p > 0.0:
         ids = ids[scaled_V[ids] - peak >= np.log(min_p)]
     return ids
-
-
-def _first_k(scaled_V: Float64s, ids: Ints, k: int) -> Ints:
-    values = scaled_V[ids]
-    cut = np.partition(values, len(values) - k)[len(values) - k]
-    above, equal = ids[values > cut], ids[values == cut]
-    return np.sort(np.concatenate([above, equal[: k - len(above)]]))
 
 
 def _nucleus(scaled_V: Float64s, ids: Ints, peak: np.float64, top_p: float) -> Ints:

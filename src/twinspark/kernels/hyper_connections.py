@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from twinspark.kernels.elementwise import compute_dtype, exp, sigmoid
-from twinspark.kernels.matmul import TILE_ROWS, RowMatrix, matmul
+from twinspark.kernels.matmul import RowMatrix, matmul
 from twinspark.kernels.rms_norm import inverse_rms
+from twinspark.kernels.tiles import TILE_ROWS
 
 
 class HyperMix(NamedTuple):
@@ -39,6 +40,7 @@ def mix(
     iters: int,
     eps: float,
     norm_eps: float,
+    other: tuple[RowMatrix, Tensor] | None = None,
 ) -> HyperMix:
     """Mixing weights of one site from the streams that enter it.
 
@@ -50,10 +52,15 @@ def mix(
         iters: column passes of the Sinkhorn iteration; row passes are one fewer.
         eps: hc_eps, added to pre, to the softmax and to every sum divided by.
         norm_eps: rms_norm_eps.
+        other: another projection and the rows, bool [T], that it replaces `fn` for.
     """
     wide = compute_dtype(x_TCD.dtype)
     v_TK = x_TCD.flatten(1).to(wide)
-    m_TM = matmul(v_TK, fn).mul_(inverse_rms(v_TK, norm_eps))
+    m_TM = matmul(v_TK, fn)
+    if other is not None:
+        places = other[1].nonzero().squeeze(1)
+        m_TM[places] = matmul(v_TK[places], other[0])
+    m_TM *= inverse_rms(v_TK, norm_eps)
     body = mix_torch if m_TM.is_cuda else mix_numpy
     return body(m_TM, scale_3, base_M, iters=iters, eps=eps)
 
@@ -100,9 +107,14 @@ def mix_numpy(m_TM: Tensor, scale_3: Tensor, base_M: Tensor, *, iters: int, eps:
     same few additions of long vectors, ascending, whatever the number of tokens.
     """
     num, streams = len(m_TM), round((len(base_M) + 1) ** 0.5) - 1
-    m = np.ones((len(base_M), -(-num // TILE_ROWS) * TILE_ROWS), m_TM.numpy().dtype)
-    m[:, :num] = m_TM.numpy().T
-    m *= np.repeat(scale_3.numpy(), (streams, streams, streams * streams))[:, None]
+    raw = m_TM.numpy()
+    m = np.empty((raw.shape[1], -(-num // TILE_ROWS) * TILE_ROWS), raw.dtype)
+    m[:, :num] = raw.T
+    m[:, num:] = 1
+    scale = scale_3.numpy()
+    m[:streams] *= scale[0]
+    m[streams : 2 * streams] *= scale[1]
+    m[2 * streams :] *= scale[2]
     m += base_M.numpy()[:, None]
     gates = sigmoid(torch.from_numpy(m[: 2 * streams])).numpy()
     comb = m[2 * streams :].reshape(streams, streams, m.shape[1])

@@ -3,7 +3,7 @@
 K is cut into chunks of 512 inputs; a chunk's product runs over tiles of 8 rows, the last one
 zero-padded, always with the same operand layout; chunk sums are added ascending. A row's bits then
 depend neither on its neighbours nor on their number, nor on one thread or two. Letters: T rows, K
-inputs, O outputs. Read next: `exl3/linear.py` for quantized weights.
+inputs, O outputs. Read next: `tiles.py`, `exl3/linear.py` for quantized weights.
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from twinspark.kernels.tiles import TILE_ROWS, multiply_tiles
+
 CHUNK_INPUTS = 512
-TILE_ROWS = 8
 # The library takes other paths for a few columns, whose bits depend on the place in the tile
 # (measured with torch 2.13: 5, 6, 7, 9, 10, 11 columns in fp32, odd counts in fp64). Multiples of
 # 16 are free of that, so narrow weights get zero columns.
@@ -79,9 +80,15 @@ def matmul(x_TK: Tensor, matrix: RowMatrix) -> Tensor:
     if width != matrix.in_features:
         raise ValueError(f"x has {width} inputs a row, the matrix expects {matrix.in_features}")
     x_tiles = _padded(x_TK, matrix.dtype)
-    total = _chunk_product(x_tiles, 0, matrix.chunks[0])
-    for number, chunk in enumerate(matrix.chunks[1:], start=1):
-        total += _chunk_product(x_tiles, number * CHUNK_INPUTS, chunk)
+    first_chunk, *others = matrix.chunks
+    if not others:
+        total = multiply_tiles(x_tiles, first_chunk)
+    else:
+        # a tile's rows are always `in_features` apart
+        total = multiply_tiles(x_tiles[:, :CHUNK_INPUTS], first_chunk)
+        for number, chunk in enumerate(others, start=1):
+            first = number * CHUNK_INPUTS
+            total += multiply_tiles(x_tiles[:, first : first + chunk.shape[0]], chunk)
     return total[:num, : matrix.out_features].contiguous()
 
 
@@ -94,15 +101,3 @@ def _padded(x_TK: Tensor, dtype: torch.dtype) -> Tensor:
     x_tiles = torch.zeros(padded, width, dtype=dtype, device=x_TK.device)
     x_tiles[:num] = x_TK
     return x_tiles
-
-
-def _chunk_product(x_tiles: Tensor, first: int, chunk: Tensor) -> Tensor:
-    """Product of every tile with one chunk; a tile's rows are always `in_features` apart."""
-    x_chunk = x_tiles[:, first : first + len(chunk)]
-    if len(x_chunk) == TILE_ROWS:
-        return torch.mm(x_chunk, chunk)
-    products = torch.empty(len(x_chunk), chunk.shape[1], dtype=chunk.dtype, device=chunk.device)
-    for row in range(0, len(x_chunk), TILE_ROWS):
-        tile = slice(row, row + TILE_ROWS)
-        torch.mm(x_chunk[tile], chunk, out=products[tile])
-    return products

@@ -159,6 +159,6 @@ class Attention:
             room = caches.layout.entries(self.ratio)
             index_TK = rows.slots_T[:, None] * room + entries_TK.clamp(min=0)
             table = caches.rows(self._config.kv_source(self.layer))
-            rows_TKH = table.read(index_TK).to(compute_dtype(x_TD.dtype))
+            rows_TKH = table.read(index_TK, compute_dtype(x_TD.dtype))
             call.selections[source] = Selection(entries_TK, entries_TK >= 0, rows_TKH)
         return call.selections[source]

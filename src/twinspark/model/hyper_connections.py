@@ -4,11 +4,14 @@ A site's `pre` is used by the next site's collapse, never by its own. Letters: T
 D hidden. Read next: `kernels/hyper_connections.py`, `transformer.py`.
 """
 
+from dataclasses import replace
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
 from twinspark.kernels.hyper_connections import HyperMix, mix
-from twinspark.kernels.matmul import prepare_matrix
+from twinspark.kernels.matmul import RowMatrix, prepare_matrix
 from twinspark.model.linear import ModelLoader
 
 
@@ -24,8 +27,20 @@ class HyperConnection:
         self._eps = loader.config.hc_eps
         self._norm_eps = loader.config.rms_norm_eps
 
-    def __call__(self, x_TCD: Tensor) -> HyperMix:
-        """Weights pre [T, C], post [T, C] and comb [T, C, C] of these streams, fp32."""
+    @cached_property
+    def _fn_bf16(self) -> RowMatrix:
+        """The projection rounded to bf16, made when the first row asks for it."""
+        chunks = tuple(chunk.bfloat16().to(chunk.dtype) for chunk in self._fn.chunks)
+        return replace(self._fn, chunks=chunks)
+
+    def __call__(self, x_TCD: Tensor, bf16_T: Tensor | None = None) -> HyperMix:
+        """Weights pre [T, C], post [T, C] and comb [T, C, C] of these streams, fp32.
+
+        Args:
+            x_TCD: residual streams.
+            bf16_T: rows whose projection weights are rounded to bf16 (a named approximation,
+                model specification 3.2); None is no row.
+        """
         return mix(
             x_TCD,
             self._fn,
@@ -34,6 +49,7 @@ class HyperConnection:
             iters=self._iters,
             eps=self._eps,
             norm_eps=self._norm_eps,
+            other=None if bf16_T is None else (self._fn_bf16, bf16_T),
         )
 
 

@@ -1,8 +1,8 @@
 """The indexer of an index source: which long-range entries each row reads.
 
 Owns scores, candidates and selection of one layer (model specification 3.6, 3.7); ops are in
-`kernels/index_select.py`. Letters: T rows, N index heads, H index head size, L entries, K selected.
-Read next: `csa.py`.
+`kernels/index_search.py`. Letters: T rows, N index heads, H index head size, L entries, K selected,
+B candidate blocks. Read next: `csa.py`.
 """
 
 from dataclasses import dataclass, field
@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from twinspark.cache.layout import ENTRY_BLOCK
 from twinspark.cache.view import Caches
 from twinspark.kernels.elementwise import compute_dtype
-from twinspark.kernels.index_select import candidate_blocks, index_scores, select_topk
+from twinspark.kernels.index_search import Search, search
 from twinspark.kernels.rounding import qdq4x32
 from twinspark.model.linear import ModelLoader
 from twinspark.model.rows import Rows
@@ -44,7 +43,8 @@ class CallState:
 
     Attributes:
         selections: newest selection by index source.
-        candidates: the candidate source's block mask by slot, one row a running row of the slot.
+        candidates: the candidate source's blocks [T, B] by slot, one row a running row of the
+            slot; a slot whose rows may choose from all blocks is not there.
     """
 
     selections: dict[int, Selection] = field(default_factory=dict)
@@ -55,8 +55,8 @@ class CallState:
         self.selections = {k: s.narrow(places) for k, s in self.selections.items()}
         counts = {s.slot: s.count for s in kept.segments}
         self.candidates = {
-            slot: mask[len(mask) - counts[slot] :]
-            for slot, mask in self.candidates.items()
+            slot: blocks[len(blocks) - counts[slot] :]
+            for slot, blocks in self.candidates.items()
             if slot in counts
         }
 
@@ -123,22 +123,17 @@ class Indexer:
         call: CallState,
     ) -> Tensor:
         config = self._config
-        count = -(-longest // ENTRY_BLOCK) * ENTRY_BLOCK
-        first = slot * caches.layout.entries(self.ratio)
-        keys_LH = caches.keys(self.source).read_range(first, count)
-        scores_TL = index_scores(q_TNH, w_TN, keys_LH)
-        if self.layer == config.candidate_source_layer_id:
-            call.candidates[slot] = candidate_blocks(
-                scores_TL,
-                visible_T,
-                block_size=config.candidate_block_size,
-                top_blocks=config.candidate_topk_blocks,
-            )
-        mask = call.candidates[slot] if config.uses_candidates(self.layer) else None
-        return select_topk(
-            scores_TL,
-            visible_T,
-            config.index_topk,
-            block_mask=mask,
-            block_size=config.candidate_block_size,
+        is_source = self.layer == config.candidate_source_layer_id
+        is_bound = config.uses_candidates(self.layer)
+        wanted = Search(
+            k=config.index_topk,
+            length=longest,
+            block_size=config.candidate_block_size if is_source or is_bound else 1,
+            top_blocks=config.candidate_topk_blocks if is_source else 0,
+            candidates_TB=call.candidates.get(slot) if is_bound else None,
+            scratch_bytes=caches.index_scratch_bytes,
         )
+        found = search(q_TNH, w_TN, visible_T, caches.keys(self.source).of_slot(slot), wanted)
+        if found.blocks_TB is not None:
+            call.candidates[slot] = found.blocks_TB
+        return found.entries_TK

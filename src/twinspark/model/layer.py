@@ -13,6 +13,7 @@ from twinspark.kernels.rms_norm import rms_norm
 from twinspark.model.hyper_connections import HyperConnection
 from twinspark.model.linear import ModelLoader
 from twinspark.model.moe import MoE
+from twinspark.model.rows import UNMARKED, RowMarks
 
 
 class Layer:
@@ -34,7 +35,7 @@ class Layer:
         attend: Callable[[Tensor], Tensor],
         *,
         places: Tensor | None = None,
-        image_T: Tensor | None = None,
+        marks: RowMarks = UNMARKED,
     ) -> tuple[Tensor, Tensor]:
         """Streams and pre entering the layer to those leaving it.
 
@@ -43,7 +44,7 @@ class Layer:
             pre_TC: fp32, the previous site's pre.
             attend: the attention; gets all rows [T, D], answers for those that go on.
             places: which rows go on after the attention has written its caches; None for all.
-            image_T: which of those are image spans; None for none.
+            marks: what sets some of those apart.
         """
         x_TD = rms_norm(collapse(x_TCD, pre_TC), self._attn_norm_D, eps=self._eps)
         y_TD = attend(x_TD)
@@ -52,9 +53,9 @@ class Layer:
         if not len(x_TCD):
             return x_TCD, pre_TC
         # each collapse uses the pre of the site before (3.2): attention's feeds the experts
-        attention = self._mix_attention(x_TCD)
+        attention = self._mix_attention(x_TCD, marks.bf16_mixing_T)
         x_TCD = expand(y_TD, x_TCD, attention.post_TC, attention.comb_TCC)
-        experts = self._mix_experts(x_TCD)
+        experts = self._mix_experts(x_TCD, marks.bf16_mixing_T)
         x_TD = rms_norm(collapse(x_TCD, attention.pre_TC), self._ffn_norm_D, eps=self._eps)
-        x_TCD = expand(self._moe(x_TD, image_T), x_TCD, experts.post_TC, experts.comb_TCC)
+        x_TCD = expand(self._moe(x_TD, marks), x_TCD, experts.post_TC, experts.comb_TCC)
         return x_TCD, experts.pre_TC

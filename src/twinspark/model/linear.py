@@ -134,12 +134,26 @@ class ModelLoader:
         """As `linear`, not yet prepared."""
         return self.weights.linear(prefix, rows=rows, cols=cols)
 
-    def columns(self, prefix: str, size: int) -> list[Linear]:
-        """This rank's shards of a column-split matrix of `size` outputs, ascending."""
-        return [
-            self.linear(prefix, cols=shard_slice(size, self.virtual_shards, shard))
-            for shard in self.shards
-        ]
+    def columns(self, prefix: str, size: int) -> "ColumnShards":
+        """A column-split matrix of `size` outputs, of which this rank holds its shards."""
+        parts = [shard_slice(size, self.virtual_shards, s) for s in range(self.virtual_shards)]
+        own = [self.linear(prefix, cols=parts[shard]) for shard in self.shards]
+        return ColumnShards(own, [part.stop - part.start for part in parts], self.group)
+
+
+class ColumnShards:
+    """A matrix whose outputs are spread over virtual shards, some wider than others."""
+
+    def __init__(self, own: Sequence[Linear], widths: Sequence[int], group: Collectives) -> None:
+        """Take this rank's shards, and how many outputs each shard of all ranks has."""
+        self._own = own
+        self._group = group
+        self._widths = None if len(set(widths)) == 1 else list(widths)
+
+    def wide(self, x_TK: Tensor) -> Tensor:
+        """All outputs [T, O] of rows, fp32 (fp64 for fp64 inputs), the same on every rank."""
+        parts = [shard.wide(x_TK) for shard in self._own]
+        return torch.cat(self._group.gather_shards(parts, widths=self._widths), dim=1)
 
 
 def _inverse_frequencies(config: ModelConfig, compressed: bool) -> Tensor:

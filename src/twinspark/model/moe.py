@@ -16,9 +16,10 @@ from torch import Tensor
 
 from twinspark.distributed.collectives import sum_shards
 from twinspark.kernels.elementwise import silu
-from twinspark.kernels.router import route
+from twinspark.kernels.router import prune, route
 from twinspark.model.experts import ExpertBank
 from twinspark.model.linear import ModelLoader, shard_slice
+from twinspark.model.rows import UNMARKED, RowMarks
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class Pairs:
         tokens_P: row of each pair.
         experts_P: its expert, ascending; E is the shared one.
         weights_P1: routing weight, 1 for the shared expert, fp32.
-        places_TA: where each row's routed pairs are, by ascending expert.
+        places_TA: where each row's routed pairs are, by ascending expert; one past the last pair
+            for an expert that the row does without.
     """
 
     tokens_P: Tensor
@@ -38,13 +40,21 @@ class Pairs:
     places_TA: Tensor
 
 
-def pair_up(expert_ids_TA: Tensor, weights_TA: Tensor, num_experts: int) -> Pairs:
-    """List the pairs of a call. Each row's ids ascend."""
+def pair_up(
+    expert_ids_TA: Tensor, weights_TA: Tensor, num_experts: int, kept_TA: Tensor | None = None
+) -> Pairs:
+    """List the pairs of a call. Each row's ids ascend; `kept_TA` says which count (None: all)."""
     num, active = expert_ids_TA.shape
     flat = expert_ids_TA.reshape(-1)
+    if kept_TA is not None:
+        flat = flat.masked_fill(~kept_TA.reshape(-1), num_experts)
     order = torch.sort(flat, stable=True).indices
     places = torch.empty_like(order)
     places[order] = torch.arange(len(order))
+    if kept_TA is not None:
+        num_kept = int(kept_TA.sum())
+        order = order[:num_kept]
+        places = places.masked_fill_(places >= num_kept, num_kept + num)
     everyone = torch.arange(num)
     ones = weights_TA.new_ones(num)
     return Pairs(
@@ -63,8 +73,6 @@ class _ShardExperts:
         names.append(f"{prefix}.shared_experts")
         size, total = loader.config.moe_intermediate_size, loader.virtual_shards
         parts = [shard_slice(size, total, s) for s in shards]
-        self.num_shards = len(parts)
-        self._per_shard = len(names)
         self._limit = loader.config.swiglu_limit
         self._gate_up = ExpertBank(
             loader,
@@ -74,33 +82,35 @@ class _ShardExperts:
                 for part in parts
                 for name in names
             ],
+            2 * len(parts),
         )
         self._down = ExpertBank(
-            loader, [loader.matrix(f"{name}.w2", rows=part) for part in parts for name in names]
+            loader,
+            [loader.matrix(f"{name}.w2", rows=part) for part in parts for name in names],
+            len(parts),
         )
 
     def __call__(self, x_TD: Tensor, pairs: Pairs) -> list[Tensor]:
         """Each shard's sum over experts, [T, D] fp32."""
-        shards, num_pairs = self.num_shards, len(pairs.experts_P)
-        offsets = torch.arange(2 * shards)[:, None] * self._per_shard
-        ids = (offsets + pairs.experts_P).view(-1)
-        x_PD = x_TD[pairs.tokens_P]
-        hidden = self._gate_up(x_PD.repeat(2 * shards, 1), ids)
+        hidden = self._gate_up(x_TD[pairs.tokens_P], pairs.experts_P)
         # w1 and w3 outputs are bf16 values (3.10)
-        gate, up = hidden.to(x_TD.dtype).to(hidden.dtype).view(2, shards, num_pairs, -1)
+        gate, up = hidden.to(x_TD.dtype).to(hidden.dtype).chunk(2)
         act = silu(gate.clamp(max=self._limit)) * up.clamp(-self._limit, self._limit)
         act = (pairs.weights_P1 * act).to(x_TD.dtype)
-        y = self._down(act.view(shards * num_pairs, -1), ids[: shards * num_pairs])
-        return [self._sum(part, pairs) for part in y.view(shards, num_pairs, -1)]
+        return [self._sum(part, pairs) for part in self._down(act, pairs.experts_P)]
 
     @staticmethod
     def _sum(y_PD: Tensor, pairs: Pairs) -> Tensor:
         num, active = pairs.places_TA.shape
+        num_routed = len(y_PD) - num
+        shared_TD = y_PD[num_routed:]
+        if num_routed < num * active:  # what was dropped adds zeros
+            y_PD = torch.cat([y_PD, y_PD.new_zeros(1, y_PD.shape[1])])
         routed = y_PD[pairs.places_TA.t().reshape(-1)].view(active, num, -1)
         total_TD = routed[0]
         for expert in routed[1:]:
             total_TD = total_TD + expert
-        return total_TD + y_PD[num * active :]
+        return total_TD + shared_TD
 
 
 class MoE:
@@ -124,19 +134,25 @@ class MoE:
             _ShardExperts(loader, prefix, self._num_experts, list(run)) for _, run in widths
         ]
 
-    def __call__(self, x_TD: Tensor, image_T: Tensor | None = None) -> Tensor:
-        """[T, D] in the dtype of x; rows of image spans are routed by their own bias."""
+    def __call__(self, x_TD: Tensor, marks: RowMarks = UNMARKED) -> Tensor:
+        """[T, D] in the dtype of x.
+
+        Rows of image spans are routed by their own bias; pruned rows run fewer experts.
+        """
         config = self._config
         logits_TE = self._gate.wide(x_TD)
         if config.gate_temp != 1.0:
             logits_TE = logits_TE / config.gate_temp
         bias = self._bias_E
-        if image_T is not None:
-            bias = torch.where(image_T[:, None], self._image_bias_E, bias)
+        if marks.image_T is not None:
+            bias = torch.where(marks.image_T[:, None], self._image_bias_E, bias)
         ids_TA, weights_TA = route(
             logits_TE, bias, k=self._active, scale=config.routed_scaling_factor
         )
-        pairs = pair_up(ids_TA, weights_TA, self._num_experts)
+        kept_TA = None
+        if marks.pruned_T is not None:
+            weights_TA, kept_TA = prune(ids_TA, weights_TA, marks.pruned_T)
+        pairs = pair_up(ids_TA, weights_TA, self._num_experts, kept_TA)
         partials = [part for shards in self._experts for part in shards(x_TD, pairs)]
         return sum_shards(partials, self._group, x_TD.dtype)
 

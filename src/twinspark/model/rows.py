@@ -6,6 +6,7 @@ Read next: `csa.py`.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -44,6 +45,33 @@ class Angles:
         return rotate(x, self._cos_TP, self._minus_sin_TP)
 
 
+@dataclass(frozen=True)
+class RowMarks:
+    """What sets rows of a call apart; each is bool [T], or None when it sets no row apart.
+
+    Attributes:
+        image_T: rows of image spans (3.9, 3.10).
+        pruned_T: decode rows that run fewer experts (section 9).
+        bf16_mixing_T: rows whose hyper-connection weights are rounded to bf16 (3.2).
+    """
+
+    image_T: Tensor | None = None
+    pruned_T: Tensor | None = None
+    bf16_mixing_T: Tensor | None = None
+
+    def narrow(self, places: Tensor) -> "RowMarks":
+        """The marks of the rows at `places`."""
+        return RowMarks(
+            *(
+                None if mark_T is None else mark_T[places]
+                for mark_T in (self.image_T, self.pruned_T, self.bf16_mixing_T)
+            )
+        )
+
+
+UNMARKED = RowMarks()
+
+
 class Rows:
     """Rows of one call, segment after segment.
 
@@ -51,7 +79,7 @@ class Rows:
         segments: consecutive positions of one slot each, in span order.
         spans: the span each segment came from; its segment is a suffix of it.
         numbers: [T] numbers of these rows in the step's own order.
-        image_T: which rows stand for image spans, bool; None when none does (3.9, 3.10).
+        marks: what sets some of them apart.
     """
 
     def __init__(
@@ -71,7 +99,7 @@ class Rows:
         self.segments = tuple(segments)
         self.spans = tuple(kept)
         self.numbers = np.concatenate(numbers) if numbers else np.zeros(0, np.int64)
-        self.image_T: Tensor | None = None
+        self.marks = UNMARKED
         self._windows: dict[tuple[int, ...], WindowPlan] = {}
         self._entries: dict[int, EntryPlan] = {}
         self._visible: dict[int, Tensor] = {}
@@ -138,19 +166,27 @@ class Rows:
 
     def _suffix(self, lowest: Sequence[int]) -> "Rows":
         inside = [
-            Span(slot=s.slot, first=s.first, count=s.count, prompt_end=o.prompt_end, mode=o.mode)
-            for s, o in zip(self.segments, self.spans, strict=True)
+            replace(span, first=s.first, count=s.count)
+            for s, span in zip(self.segments, self.spans, strict=True)
         ]
         rows = Rows(inside, self.layout, lowest=lowest)
-        if self.image_T is not None:
-            rows.image_T = self.image_T[torch.from_numpy(rows.numbers)]
+        if self.marks is not UNMARKED:
+            rows.marks = self.marks.narrow(torch.from_numpy(rows.numbers))
         rows.numbers = self.numbers[rows.numbers]
         return rows
 
-    def mark_images(self, ids_T: Sequence[int], image_id: int) -> None:
-        """Note which rows of the whole step are image spans."""
-        if image_id >= 0 and image_id in ids_T:
-            self.image_T = torch.tensor(ids_T) == image_id
+    def mark(self, ids_T: Sequence[int], image_id: int) -> None:
+        """Note what sets rows of the whole step apart: tokens of images, flags of spans."""
+        image_T = torch.tensor(ids_T) == image_id if image_id in ids_T else None
+        pruned_T = self._flags([s.is_pruned for s in self.spans])
+        bf16_mixing_T = self._flags([s.has_bf16_mixing for s in self.spans])
+        if not (image_T is None and pruned_T is None and bf16_mixing_T is None):
+            self.marks = RowMarks(image_T, pruned_T, bf16_mixing_T)
+
+    def _flags(self, flags: Sequence[bool]) -> Tensor | None:
+        if not any(flags):
+            return None
+        return torch.from_numpy(np.repeat(np.array(flags), [s.count for s in self.segments]))
 
     def places_of(self, kept: "Rows") -> Tensor | None:
         """Where `kept`'s rows are among these; None when they are all of these."""

@@ -20,9 +20,12 @@ class Span:
         slot: whose state.
         first: position of the first row.
         count: rows, at least 1.
-        prompt_end: length of the whole prompt when these are prompt rows, else None. The modes
-            "cone" and "replay" need it.
+        prompt_end: for prompt rows the apex, else None: the position up to which prompt rows run
+            before others are read. The modes "cone" and "replay" need it. Of a prompt in several
+            cones each piece names the next apex; "replay" has one, the end of all prompt rows.
         mode: which rows of a prompt run through layers F.. (model specification, section 6).
+        is_pruned: these decode rows run fewer experts (section 9); never prompt rows.
+        has_bf16_mixing: hyper-connection weights are rounded to bf16 for these rows (3.2).
     """
 
     slot: int
@@ -30,6 +33,8 @@ class Span:
     count: int
     prompt_end: int | None = None
     mode: PrefillMode = "full"
+    is_pruned: bool = False
+    has_bf16_mixing: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from twinspark.cache.layout import PAGE_TOKENS
 from twinspark.cache.rows import Store
-from twinspark.cache.view import Caches
+from twinspark.cache.view import INDEX_SCRATCH_BYTES, Caches
 from twinspark.kernels.elementwise import compute_dtype
 from twinspark.kernels.hyper_connections import collapse
 from twinspark.kernels.rms_norm import rms_norm
@@ -63,9 +64,29 @@ class Transformer:
         loader.report(1.0)
         self.weight_bytes = loader.num_bytes
 
-    def new_caches(self, num_slots: int, max_tokens: int, *, store: Store = "bf16") -> Caches:
-        """Empty caches for this model."""
-        return Caches(self.config, num_slots, max_tokens, store=store, dtype=self.dtype)
+    def new_caches(
+        self,
+        num_slots: int,
+        max_tokens: int,
+        *,
+        store: Store = "bf16",
+        page_tokens: int = PAGE_TOKENS,
+        num_pages: int | None = None,
+        index_scratch_bytes: int = INDEX_SCRATCH_BYTES,
+        split_pool: bool = False,
+    ) -> Caches:
+        """Empty caches for this model, see `Caches`; split_pool spreads pages over its ranks."""
+        return Caches(
+            self.config,
+            num_slots,
+            max_tokens,
+            store=store,
+            dtype=self.dtype,
+            page_tokens=page_tokens,
+            num_pages=num_pages,
+            index_scratch_bytes=index_scratch_bytes,
+            split_over=self._group if split_pool else None,
+        )
 
     @property
     def has_draft(self) -> bool:
@@ -78,8 +99,7 @@ class Transformer:
 
     def head(self, x_TD: Tensor) -> Tensor:
         """Logits [T, V] fp32 of normed rows, one product a vocabulary shard."""
-        parts = [shard.wide(x_TD) for shard in self._head]
-        return torch.cat(self._group.gather_shards(parts), dim=1)
+        return self._head.wide(x_TD)
 
     @torch.inference_mode()
     def forward(self, step: StepInput, caches: Caches) -> StepOutput:
@@ -96,7 +116,7 @@ class Transformer:
         check_step(step, caches, config.engram_max_ngram_size - 1)
         begin_spans(step, caches, config.sliding_window)
         rows = Rows(step.spans, caches.layout)
-        rows.mark_images(step.ids_T, config.image_token_id)
+        rows.mark(step.ids_T, config.image_token_id)
         call = CallState()
         hashes = self._hash.rows(step) if self._hash else None
         taps: list[tuple[Rows, Tensor]] = []
@@ -106,7 +126,7 @@ class Transformer:
         for number, layer in enumerate(self._layers):
             if number in self._engrams and hashes is not None:
                 here = hashes[torch.from_numpy(rows.numbers)]
-                x_TCD = self._engrams[number](x_TCD, here, rows.image_T)
+                x_TCD = self._engrams[number](x_TCD, here, rows.marks.image_T)
             if number in config.dspark_target_layer_ids:
                 taps.append((rows, stream_mean(x_TCD)))
             kept = rows.after_queries_of(number, config)
@@ -114,7 +134,7 @@ class Transformer:
                 self._attention[number], rows=rows, kept=kept, caches=caches, call=call
             )
             places = rows.places_of(kept)
-            x_TCD, pre_TC = layer(x_TCD, pre_TC, attend, places=places, image_T=kept.image_T)
+            x_TCD, pre_TC = layer(x_TCD, pre_TC, attend, places=places, marks=kept.marks)
             rows = kept
             if not len(rows):
                 break
@@ -182,6 +202,7 @@ def check_step(step: StepInput, caches: Caches, reach: int) -> None:
         assert span.first + span.count <= caches.layout.max_tokens, "past the cache's end"
         assert span.mode == "full" or span.prompt_end is not None
         assert span.prompt_end is None or span.first + span.count <= span.prompt_end
+        assert span.prompt_end is None or not span.is_pruned, "prompt rows are never pruned"
         assert len(history) >= min(reach, span.first), "history is too short for the hash"
 
 

@@ -1,7 +1,7 @@
-"""The HTTP application: routes, model list, health, and the last resort for errors.
+"""The HTTP application: routes, model list, health, metrics, and the last resort for errors.
 
-Paths match by their end, so clients with odd base addresses work. The engine is only known as an
-`EngineClient`. Read next: `chat.py`.
+Paths match by their end, so clients with odd base addresses work. The engine is only known as a
+`ServedEngine`. Read next: `chat.py`.
 """
 
 import asyncio
@@ -19,11 +19,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from twinspark.config.server import ServerConfig
 from twinspark.errors import TwinSparkError
-from twinspark.messages import EngineClient, Ready, Sampling
+from twinspark.messages import EngineStatus, Ready, Sampling
 from twinspark.server.chat import chat_completions
 from twinspark.server.errors import ApiError, draining, to_api_error
 from twinspark.server.json_response import JsonResponse
+from twinspark.server.metrics import CONTENT_TYPE, CountResponses, Metrics, Tally
+from twinspark.server.request_log import RequestLog
 from twinspark.server.state import ServerState
+from twinspark.server.watch import ServedEngine, WatchedEngine
 from twinspark.text.tokenizer import Tokenizer
 
 Endpoint = Callable[[Request], Awaitable[ASGIApp]]
@@ -31,7 +34,7 @@ Endpoint = Callable[[Request], Awaitable[ASGIApp]]
 
 def build_app(
     config: ServerConfig,
-    engine: EngineClient,
+    engine: ServedEngine,
     tokenizer: Tokenizer,
     *,
     model_name: str,
@@ -48,10 +51,16 @@ def build_app(
 
     Returns:
         An ASGI application; its `state.server` is the ServerState.
+
+    Raises:
+        ConfigError: the request log cannot be written.
     """
+    tally = Tally()
+    log = RequestLog(config.request_log)
     app = Starlette(
         routes=[
             Route("/health", health, methods=["GET"]),
+            *_at_any_base("/metrics", metrics, "GET"),
             *_at_any_base("/chat/completions", chat_completions, "POST"),
             *_at_any_base("/models", list_models, "GET"),
             *_at_any_base("/models/{model_id:path}", get_model, "GET"),
@@ -63,11 +72,17 @@ def build_app(
             ClientDisconnect: _on_client_gone,
             Exception: _on_fault,
         },
-        middleware=[Middleware(QuietEnd)],
+        middleware=[Middleware(CountResponses, tally=tally), Middleware(QuietEnd)],
     )
     app.router.redirect_slashes = False
     app.state.server = ServerState(
-        config=config, model_name=model_name, defaults=defaults, engine=engine, tokenizer=tokenizer
+        config=config,
+        model_name=model_name,
+        defaults=defaults,
+        engine=WatchedEngine(engine, tally=tally, log=log),
+        request_log=log,
+        metrics=Metrics(model_name, tally, lambda: engine.status),
+        tokenizer=tokenizer,
     )
     return app
 
@@ -123,6 +138,11 @@ async def get_model(request: Request) -> Response:
     return JsonResponse(_model(state, ready))
 
 
+async def metrics(request: Request) -> Response:
+    """Answer `GET .../metrics`, in every state of the server."""
+    return Response(_state(request).metrics.text(), media_type=CONTENT_TYPE)
+
+
 async def health(request: Request) -> Response:
     """Answer `GET /health`: 200 only when requests are taken."""
     state = _state(request)
@@ -154,9 +174,28 @@ async def health(request: Request) -> Response:
             "slots": engine.ready.num_slots,
             "load_s": round(engine.ready.load_seconds, 3),
         }
+        if engine.status is not None:
+            content |= _load(engine.status)
     is_ok = content["status"] == "ok"
     body = {"ok": is_ok, **content}
     return JsonResponse(body, status_code=200 if is_ok else 503, headers=headers)
+
+
+def _load(status: EngineStatus) -> dict[str, Any]:
+    """How busy the engine was at its newest snapshot, a quarter of a second old at most."""
+    load: dict[str, Any] = {
+        "running": status.running,
+        "waiting": status.waiting,
+        "slots_free": status.slots_free,
+        "rounds": status.rounds,
+    }
+    if status.pool_tokens:
+        load |= {
+            "pool_tokens": status.pool_tokens,
+            "pool_free_tokens": status.pool_free_tokens,
+            "pool_prefix_tokens": status.cached_tokens_held,
+        }
+    return load | ({"usable_bytes": status.usable_bytes} if status.usable_bytes else {})
 
 
 def _at_any_base(path: str, endpoint: Endpoint, method: str) -> list[Route]:

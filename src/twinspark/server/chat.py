@@ -7,20 +7,22 @@ state machine that the engine ends replies with. Read next: `streaming.py`, `tex
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from twinspark.messages import Failed, Finished, GenerateRequest, Ready, TokenDelta
+from twinspark.messages import Failed, Finished, GenerateRequest, Ready, TokenDelta, TokenScore
 from twinspark.server.body import read_json_object
-from twinspark.server.chat_fields import ChatFields, ignored_fields, parse_chat_fields
+from twinspark.server.chat_fields import WIRE_NAMES, ChatFields, ignored_fields, parse_chat_fields
 from twinspark.server.chat_replies import (
     ReplyHead,
     chunk,
+    logprobs_of,
     reasoning_fields,
     stats_of,
     usage_chunk,
@@ -29,7 +31,7 @@ from twinspark.server.chat_replies import (
 )
 from twinspark.server.errors import bad_request, engine_gone, to_api_error
 from twinspark.server.state import ServerState
-from twinspark.server.streaming import EventStream, WholeReply, event
+from twinspark.server.streaming import EventStream, News, WholeReply, event
 from twinspark.text.reply import ReplyPiece, ReplyText
 from twinspark.text.template import ChatPrompt, render_request
 from twinspark.text.tokenizer import Tokenizer
@@ -56,6 +58,7 @@ async def chat_completions(request: Request) -> ASGIApp:
     fields = parse_chat_fields(body)
     prompt = render_request(body)
     ready = state.require_ready()
+    fields.check_ids(ready.vocab_size)
     if is_long(prompt):
         least = least_tokens(state.tokenizer, prompt)
         reply_limit(fields, least, ready, config.default_max_tokens, is_least=True)
@@ -67,12 +70,14 @@ async def chat_completions(request: Request) -> ASGIApp:
         sampling=fields.sampling(state.defaults, limit),
         in_reasoning=prompt.in_reasoning,
         continues=prompt.continues,
-        return_token_ids=bool(fields.return_token_ids),
+        checkpoint_at=end_of_head(state.tokenizer, prompt_ids),
     )
-    reply = ChatReply(state, fields, generate, arrived)
+    reply = ChatReply(state, fields, fields.served(generate), arrived)
     headers = ignored_header(body)
     if fields.stream:
-        return EventStream(reply.stream(), keepalive_s=config.keepalive_s, headers=headers)
+        return EventStream(
+            reply.stream(), keepalive_s=config.keepalive_s, headers=headers, news=reply.news
+        )
     return WholeReply(reply.collect(), headers=headers)
 
 
@@ -96,6 +101,15 @@ async def encode_prompt(state: ServerState, prompt: ChatPrompt) -> list[int]:
     if is_long(prompt):
         return await state.workers.run(lambda: prompt.encode(state.tokenizer))
     return prompt.encode(state.tokenizer)
+
+
+def end_of_head(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> tuple[int, ...]:
+    """Where the system-and-tools block ends, if there is one: what many conversations share."""
+    try:
+        first_turn = prompt_ids.index(tokenizer.user_id)
+    except ValueError:
+        return ()
+    return (first_turn,) if first_turn > 1 else ()  # a prompt always begins with one marker
 
 
 def reply_limit(
@@ -140,8 +154,20 @@ def ignored_header(body: Mapping[str, Any]) -> dict[str, str]:
     return {IGNORED_HEADER: names[:MAX_HEADER_CHARS]} if names else {}
 
 
+def _in_wire_names(failed: Failed) -> Failed:
+    """A refusal of the engine with the field's name as the client wrote it."""
+    name = WIRE_NAMES.get(failed.param or "")
+    if name is None or failed.param is None:
+        return failed
+    return replace(failed, param=name, message=failed.message.replace(failed.param, name))
+
+
 class ChatReply:
-    """One reply: runs the request and shapes what comes back."""
+    """One reply: runs the request and shapes what comes back.
+
+    Attributes:
+        news: where the request stands before its first token.
+    """
 
     def __init__(
         self, state: ServerState, fields: ChatFields, request: GenerateRequest, arrived: float
@@ -153,13 +179,8 @@ class ChatReply:
         self._head = ReplyHead(
             reply_id=request.request_id, created=int(time.time()), model=state.model_name
         )
-        self._text = ReplyText(
-            state.tokenizer,
-            in_reasoning=request.in_reasoning,
-            stop=request.sampling.stop,
-            continues=request.continues,
-            ignore_eos=request.sampling.ignore_eos,
-        )
+        self.news = News()
+        self._text = ReplyText.of(request, state.tokenizer)
         self._first_token_ms = 0.0
         self._has_content = False
         self._finished: Finished | None = None
@@ -172,16 +193,19 @@ class ChatReply:
         """
         reasoning: list[str] = []
         content: list[str] = []
+        scores: list[TokenScore] = []
         async with aclosing(self._pieces()) as pieces:
-            async for piece in pieces:
+            async for piece, scored in pieces:
                 reasoning.append(piece.reasoning)
                 content.append(piece.content)
+                scores += scored
         reply = whole(
             self._head,
             content="".join(content),
             reasoning="".join(reasoning),
             finish_reason=self._outcome.reason,
             usage=self._usage(),
+            logprobs=self._logprobs(scores),
         )
         return reply | {"stats": self._stats()}
 
@@ -199,21 +223,36 @@ class ChatReply:
 
         is_first = True
         async with aclosing(self._pieces()) as pieces:
-            async for piece in pieces:
+            async for piece, scored in pieces:
                 if is_first:
                     yield framed({"role": "assistant", "content": ""})
                     is_first = False
-                if piece.reasoning:
-                    yield framed(reasoning_fields(piece.reasoning))
-                if piece.content:
-                    yield framed({"content": piece.content})
+                for delta, logprobs in self._deltas(piece, scored):
+                    yield framed(delta, logprobs=logprobs)
         last = chunk(self._head, {}, finish_reason=self._outcome.reason) | nothing_yet
         stats = {"stats": self._stats()}
         yield event(last if has_usage else last | stats)
         if has_usage:
             yield event(usage_chunk(self._head, self._usage()) | stats)
 
-    async def _pieces(self) -> AsyncGenerator[ReplyPiece, None]:
+    def _deltas(
+        self, piece: ReplyPiece, scores: Sequence[TokenScore]
+    ) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
+        """What a round adds; its log-probabilities go with the first part, text or not."""
+        deltas: list[dict[str, Any]] = []
+        if piece.reasoning:
+            deltas.append(reasoning_fields(piece.reasoning))
+        if piece.content or (scores and not deltas):
+            deltas.append({"content": piece.content})
+        for n, delta in enumerate(deltas):
+            yield delta, self._logprobs(scores) if n == 0 and scores else None
+
+    def _logprobs(self, scores: Sequence[TokenScore]) -> dict[str, Any] | None:
+        if self._request.sampling.logprobs is None:
+            return None
+        return logprobs_of(scores, self._state.tokenizer)
+
+    async def _pieces(self) -> AsyncGenerator[tuple[ReplyPiece, tuple[TokenScore, ...]], None]:
         request_id = self._request.request_id
         self._state.open_replies.add(request_id)
         self._state.num_replies += 1
@@ -221,19 +260,20 @@ class ChatReply:
         try:
             async with aclosing(self._state.engine.generate(self._request)) as events:
                 async for message in events:
+                    self.news.take(message)
                     if isinstance(message, TokenDelta):
                         self._first_token_ms = self._first_token_ms or self._elapsed_ms()
-                        yield self._note(self._text.feed(message.token_ids))
+                        yield self._note(self._text.feed(message.token_ids)), message.scores
                     elif isinstance(message, Failed):
                         outcome = f"failed ({message.kind}): {message.message}"
-                        raise to_api_error(message)
+                        raise to_api_error(_in_wire_names(message))
                     elif isinstance(message, Finished):
                         self._finished = message
                         outcome = message.reason
             if self._finished is None:
                 outcome = "engine gone"
                 raise engine_gone(self._state.engine.failure or "it ended the reply early")
-            yield self._note(self._text.finish())
+            yield self._note(self._text.finish()), ()
         finally:
             self._state.open_replies.discard(request_id)
             self._log(outcome)

@@ -1,54 +1,60 @@
 """The request body of chat completions: which fields exist, their types and their ranges.
 
-Numbers are strict (no booleans, no NaN; numeric strings pass, as in the APIs we follow). Fields
-that would change the output and are not served yet are refused unless they hold their neutral
-value; unknown fields are collected so that the reply can list them. Messages and thinking are read
-by `text/template.py`. Read next: `chat.py`.
+Fields that would change the output and are not served yet are refused unless they hold their
+neutral value; unknown fields are collected so that the reply can list them. Messages and thinking
+are read by `text/template.py`. Read next: `field_types.py`, `chat.py`.
 """
 
 from collections.abc import Container, Mapping
 from dataclasses import replace
-from math import isfinite
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from twinspark.messages import MAX_STOP_CHARACTERS, MAX_STOP_STRINGS, MAX_TOP_K, Sampling
+from twinspark.messages import (
+    APPROXIMATIONS,
+    HIGHEST_REPETITION_PENALTY,
+    MAX_LOGPROBS,
+    MAX_PENALTY,
+    MAX_TOP_K,
+    GenerateRequest,
+    Priority,
+    Sampling,
+)
 from twinspark.server.errors import ApiError, bad_request, shown
+from twinspark.server.field_types import (
+    Integer,
+    LogitBias,
+    LoopGuardWord,
+    Names,
+    Number,
+    StopStrings,
+    TokenIds,
+)
 from twinspark.text.thinking import TEMPLATE_KWARGS
 
 # Field -> the values that ask for nothing. Null is neutral for all of them.
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
-    "allowed_token_ids": (),
     "audio": (),
     "bad_words": ([],),
     "best_of": (1,),
     "chat_template": (),
     "documents": ([],),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "guided_choice": (),
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
     "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
-    "logit_bias": ({},),
-    "logprobs": (False,),
-    "loop_guard": (False,),
-    "min_tokens": (0,),
     "modalities": (["text"],),
     "n": (1,),
     "no_repeat_ngram": (0,),
-    "presence_penalty": (0,),
     "prompt_logprobs": (),
-    "repetition_penalty": (1,),
     "skip_special_tokens": (True,),
     "stop_token_ids": ([],),
     "structured_outputs": (),
     "suffix": ("",),
-    "thinking_budget": (),
-    "top_logprobs": (0,),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "verbosity": ("medium",),
@@ -78,46 +84,10 @@ MESSAGE_FIELDS = frozenset(
 )  # fmt: skip
 
 
-def _number(value: Any) -> float:
-    if isinstance(value, str):
-        try:
-            value = float(value)
-        except ValueError:
-            raise ValueError(f"expected a number, got {shown(value)}") from None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"expected a number, got {shown(value)}")
-    if not isfinite(value):
-        raise ValueError("expected a finite number")
-    return float(value)
+Penalty = Annotated[Number, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)]
 
-
-def _integer(value: Any) -> int:
-    if type(value) is int:
-        return value
-    number = _number(value)
-    if number != int(number):
-        raise ValueError(f"expected a whole number, got {shown(value)}")
-    is_digits = isinstance(value, str) and value.strip().lstrip("+-").isdecimal()
-    return int(value) if is_digits else int(number)
-
-
-def _stop(value: Any) -> tuple[str, ...]:
-    strings = [value] if isinstance(value, str) else value
-    if not isinstance(strings, list) or not all(isinstance(s, str) and s for s in strings):
-        raise ValueError("expected a non-empty string or a list of them")
-    if len(strings) > MAX_STOP_STRINGS:
-        raise ValueError(f"expected at most {MAX_STOP_STRINGS} strings, got {len(strings)}")
-    longest = max(map(len, strings), default=0)
-    if longest > MAX_STOP_CHARACTERS:
-        raise ValueError(
-            f"expected strings of at most {MAX_STOP_CHARACTERS} characters, got one of {longest}"
-        )
-    return tuple(strings)
-
-
-Integer = Annotated[int, BeforeValidator(_integer)]
-Number = Annotated[float, BeforeValidator(_number)]
-StopStrings = Annotated[tuple[str, ...], BeforeValidator(_stop)]
+# Fields that the engine's messages name otherwise.
+WIRE_NAMES = {"allowed_ids": "allowed_token_ids", "banned_ids": "banned_token_ids"}
 
 
 class _Strict(BaseModel):
@@ -148,6 +118,25 @@ class ChatFields(_Strict):
     stream_options: StreamOptions | None = None
     draft: bool | None = None
     return_token_ids: bool | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: (
+        Annotated[Number, Field(ge=1 / HIGHEST_REPETITION_PENALTY, le=HIGHEST_REPETITION_PENALTY)]
+        | None
+    ) = None
+    logit_bias: LogitBias | None = None
+    banned_token_ids: TokenIds | None = None
+    allowed_token_ids: TokenIds | None = None
+    min_tokens: Annotated[Integer, Field(ge=0)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    thinking_budget: Annotated[Integer, Field(ge=0)] | None = None
+    loop_guard: LoopGuardWord | None = None
+    priority: Priority | None = None
+    deadline_ms: Annotated[Integer, Field(ge=1)] | None = None
+    max_queue_ms: Annotated[Integer, Field(ge=1)] | None = None
+    cache_salt: Annotated[str, Field(max_length=256)] | None = None
+    approximations: Names | None = None
 
     @property
     def include_usage(self) -> bool:
@@ -163,8 +152,12 @@ class ChatFields(_Strict):
 
     def sampling(self, defaults: Sampling, max_tokens: int) -> Sampling:
         """The numbers the engine needs, gaps filled with the server's defaults."""
-        numbers = {"temperature": self.temperature, "top_p": self.top_p, "min_p": self.min_p}
-        given: dict[str, Any] = {name: v for name, v in numbers.items() if v is not None}
+        names = (
+            "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty",
+            "repetition_penalty", "logit_bias", "min_tokens", "thinking_budget", "loop_guard",
+        )  # fmt: skip
+        given: dict[str, Any] = {name: getattr(self, name) for name in names}
+        given = {name: value for name, value in given.items() if value is not None}
         if self.top_k is not None:
             given["top_k"] = min(max(self.top_k, 0), MAX_TOP_K)
         return replace(
@@ -175,7 +168,41 @@ class ChatFields(_Strict):
             stop=self.stop or (),
             ignore_eos=bool(self.ignore_eos),
             draft=self.draft is not False,
+            banned_ids=self.banned_token_ids or (),
+            allowed_ids=self.allowed_token_ids or (),
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
         )
+
+    def served(self, request: GenerateRequest) -> GenerateRequest:
+        """A request with what these fields say about how it is served."""
+        return replace(
+            request,
+            return_token_ids=bool(self.return_token_ids),
+            priority=self.priority or "foreground",
+            deadline_ms=self.deadline_ms,
+            max_queue_ms=self.max_queue_ms,
+            cache_salt=self.cache_salt or "",
+            approximations=self.approximations or (),
+        )
+
+    def check_ids(self, vocab_size: int) -> None:
+        """Check the token ids against the model's vocabulary.
+
+        Raises:
+            ApiError: 400 that names the field and the id.
+        """
+        bias_ids = tuple(token for token, _ in self.logit_bias or ())
+        for name, ids in (
+            ("logit_bias", bias_ids),
+            ("banned_token_ids", self.banned_token_ids or ()),
+            ("allowed_token_ids", self.allowed_token_ids or ()),
+        ):
+            outside = max(ids, default=0)
+            if outside >= vocab_size:
+                raise bad_request(
+                    f"{name} has the token id {outside}, expected 0 to {vocab_size - 1}",
+                    param=name,
+                )
 
 
 def ignored_fields(body: Mapping[str, Any]) -> list[str]:
@@ -213,9 +240,27 @@ def parse_chat_fields(body: Mapping[str, Any]) -> ChatFields:
                 code="unsupported_parameter",
             )
     try:
-        return ChatFields.model_validate(body)
+        fields = ChatFields.model_validate(body)
     except ValidationError as error:
         raise _refusal(error) from error
+    _check_together(fields)
+    return fields
+
+
+def _check_together(fields: ChatFields) -> None:
+    if fields.top_logprobs and not fields.logprobs:
+        raise bad_request("top_logprobs needs logprobs: true", param="top_logprobs")
+    if fields.allowed_token_ids == ():
+        raise bad_request(
+            "allowed_token_ids is empty, expected at least one id; leave it out to allow all",
+            param="allowed_token_ids",
+        )
+    for name in fields.approximations or ():
+        if name not in APPROXIMATIONS:
+            raise bad_request(
+                f"approximations has {shown(name)}, expected some of {', '.join(APPROXIMATIONS)}",
+                param="approximations",
+            )
 
 
 def _same(value: Any, neutral: Any) -> bool:

@@ -4,10 +4,12 @@ Plain dicts for orjson, a microsecond each; tests hold them to the openai packag
 """
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from twinspark.messages import Finished, ReplyStats
+from twinspark.messages import Finished, ReplyStats, TokenScore
+from twinspark.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,10 +22,14 @@ class ReplyHead:
 
 
 def chunk(
-    head: ReplyHead, delta: dict[str, Any], *, finish_reason: str | None = None
+    head: ReplyHead,
+    delta: dict[str, Any],
+    *,
+    logprobs: dict[str, Any] | None = None,
+    finish_reason: str | None = None,
 ) -> dict[str, Any]:
     """One chunk of a stream, with its only choice."""
-    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
     return {**_top(head, "chat.completion.chunk"), "choices": [choice]}
 
 
@@ -33,19 +39,50 @@ def usage_chunk(head: ReplyHead, usage: dict[str, Any]) -> dict[str, Any]:
 
 
 def whole(
-    head: ReplyHead, *, content: str, reasoning: str, finish_reason: str, usage: dict[str, Any]
+    head: ReplyHead,
+    *,
+    content: str,
+    reasoning: str,
+    finish_reason: str,
+    usage: dict[str, Any],
+    logprobs: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """A reply that is not streamed."""
     message: dict[str, Any] = {"role": "assistant", "content": content or None}
     if reasoning:
         message |= reasoning_fields(reasoning)
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason}
+    choice = {
+        "index": 0,
+        "message": message,
+        "logprobs": logprobs,
+        "finish_reason": finish_reason,
+    }
     return {**_top(head, "chat.completion"), "choices": [choice], "usage": usage}
 
 
 def reasoning_fields(text: str) -> dict[str, str]:
     """Reasoning under both names that clients read."""
     return {"reasoning_content": text, "reasoning": text}
+
+
+def logprobs_of(scores: Iterable[TokenScore], tokenizer: Tokenizer) -> dict[str, Any]:
+    """OpenAI's log-probabilities: one entry a token, reasoning and end token included.
+
+    `bytes` are the token's own, perhaps half a character; `token` shows such halves as U+FFFD.
+    """
+
+    def entry(token_id: int, logprob: float) -> dict[str, Any]:
+        return {
+            "token": tokenizer.token_text(token_id),
+            "bytes": list(tokenizer.token_bytes(token_id)),
+            "logprob": logprob,
+        }
+
+    content = [
+        entry(score.token_id, score.logprob) | {"top_logprobs": [entry(*t) for t in score.top]}
+        for score in scores
+    ]
+    return {"content": content, "refusal": None}
 
 
 def usage_of(stats: ReplyStats, reasoning_tokens: int) -> dict[str, Any]:
@@ -76,6 +113,7 @@ def stats_of(finished: Finished, *, is_empty: bool, first_token_ms: float) -> di
         del block["token_ids"]
     block["first_token_ms"] = first_token_ms
     block["finish"] = finished.reason
+    block["cause"] = finished.cause
     block["stop_string"] = finished.stop_string
     block["empty"] = is_empty
     return {name: round(v, 3) if isinstance(v, float) else v for name, v in block.items()}

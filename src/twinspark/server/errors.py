@@ -79,9 +79,12 @@ def unavailable(message: str, *, code: str, retry_s: int | None) -> ApiError:
 
 def busy(message: str, *, code: str, retry_s: float | None) -> ApiError:
     """A 429: the queue is full, or too long for the request."""
-    seconds = CAPACITY_RETRY_S if retry_s is None else max(1, math.ceil(retry_s))
-    headers = {"retry-after": str(seconds)}
+    headers = {"retry-after": str(_whole_seconds(retry_s))}
     return ApiError(429, message, kind="rate_limit_error", code=code, headers=headers)
+
+
+def _whole_seconds(retry_s: float | None) -> int:
+    return CAPACITY_RETRY_S if retry_s is None else max(1, math.ceil(retry_s))
 
 
 def shown(value: Any) -> str:
@@ -117,7 +120,8 @@ def to_api_error(error: TwinSparkError | Failed) -> ApiError:
     if isinstance(error, RequestError):
         return ApiError(400, str(error), param=error.param, code=error.code)
     if isinstance(error, CapacityError):
-        return unavailable(str(error), code="capacity", retry_s=CAPACITY_RETRY_S)
+        retry_s = _whole_seconds(error.retry_after_s)
+        return unavailable(str(error), code="capacity", retry_s=retry_s)
     if isinstance(error, EngineDied):
         return engine_gone(str(error))
     return ApiError(500, str(error), kind="server_error", code="internal_error")
@@ -130,7 +134,8 @@ def _from_failed(failed: Failed) -> ApiError:
         return ApiError(400, failed.message, param=failed.param, code=failed.code)
     if failed.kind == "capacity":
         code = failed.code or "capacity"
-        retry_s = RESTART_RETRY_S if code == "server_restarting" else CAPACITY_RETRY_S
+        is_restart = code == "server_restarting"
+        retry_s = RESTART_RETRY_S if is_restart else _whole_seconds(failed.retry_after_s)
         return unavailable(failed.message, code=code, retry_s=retry_s)
     if failed.kind == "busy":
         return busy(failed.message, code=failed.code or "queue_full", retry_s=failed.retry_after_s)

@@ -20,6 +20,7 @@ from typing import IO
 
 from twinspark.errors import FormatError
 from twinspark.messages import (
+    Admitted,
     Cancel,
     Command,
     EngineStatus,
@@ -29,10 +30,12 @@ from twinspark.messages import (
     GenerateRequest,
     Loading,
     Message,
+    PromptScores,
     Ready,
     ReplyEvent,
     Shutdown,
     TokenDelta,
+    Waiting,
     pack_message,
 )
 from twinspark.server.errors import ENGINE_DEAD
@@ -247,7 +250,7 @@ class EngineLink:
 
     def _take(self, message: Message) -> None:
         match message:
-            case TokenDelta() | Finished() | Failed():
+            case Waiting() | Admitted() | PromptScores() | TokenDelta() | Finished() | Failed():
                 self._deliver(message)
             case EngineStatus():
                 self._status = message
@@ -266,7 +269,7 @@ class EngineLink:
         queue = self._queues.get(message.request_id)
         if queue is not None:
             queue.put_nowait(message)
-            if not isinstance(message, TokenDelta):
+            if isinstance(message, Finished | Failed):
                 del self._queues[message.request_id]
 
     def _fail_all(self, cause: str) -> None:

@@ -4,8 +4,11 @@ import time
 from dataclasses import dataclass, field
 
 from twinspark.config.server import ServerConfig
-from twinspark.messages import EngineClient, Ready, Sampling
+from twinspark.messages import Ready, Sampling
 from twinspark.server.errors import LOADING_RETRY_S, draining, engine_gone, unavailable
+from twinspark.server.metrics import Metrics
+from twinspark.server.request_log import RequestLog
+from twinspark.server.watch import WatchedEngine
 from twinspark.server.workers import Workers
 from twinspark.text.tokenizer import Tokenizer
 
@@ -18,7 +21,9 @@ class ServerState:
         config: its settings.
         model_name: what replies and the model list carry.
         defaults: numbers of requests that leave them out.
-        engine: where requests run.
+        engine: where requests run; it counts and logs them.
+        metrics: the page of figures.
+        request_log: one line a request.
         tokenizer: the pack's own.
         started_at: seconds since 1970.
         open_replies: ids of replies under way; only routes change it.
@@ -30,13 +35,19 @@ class ServerState:
     config: ServerConfig
     model_name: str
     defaults: Sampling
-    engine: EngineClient
+    engine: WatchedEngine
+    metrics: Metrics
+    request_log: RequestLog
     tokenizer: Tokenizer
     started_at: float = field(default_factory=time.time)
     open_replies: set[str] = field(default_factory=set)
     num_replies: int = 0
     is_draining: bool = False
     workers: Workers = field(default_factory=Workers)
+
+    def close(self) -> None:
+        """Close what the server has open; call it when no request runs."""
+        self.request_log.close()
 
     def require_ready(self) -> Ready:
         """What the engine said when it became ready.

@@ -1,11 +1,12 @@
 """How a reply reaches its client: as one body or as server-sent events, until the client leaves.
 
-A stream holds its status line until its first event, or until the first keepalive is due, so an
-early refusal is a true HTTP error. Both kinds stop their work as soon as the client is gone.
+A stream holds its status line until its request is admitted, or until the first keepalive is due,
+so an early refusal is a true HTTP error. Both kinds stop their work as soon as the client is gone.
 Read next: `chat.py` (who produces the events).
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 import orjson
 from starlette.types import Receive, Scope, Send
 
+from twinspark.messages import Admitted, ReplyEvent, TokenDelta, WaitCause, Waiting
 from twinspark.server.errors import ApiError
 from twinspark.server.json_response import JsonResponse
 
@@ -27,10 +29,46 @@ _STREAM_HEADERS = {
     "connection": "close",
 }
 
+_WAITS_FOR: dict[WaitCause, str] = {
+    "slot": "a free slot",
+    "long_prompt": "another long prompt to be run",
+    "memory": "memory",
+    "pool": "room in the cache pool",
+}
+
 
 def event(content: Mapping[str, Any]) -> bytes:
     """Frame one server-sent event."""
     return b"data: " + orjson.dumps(content) + b"\n\n"
+
+
+class News:
+    """Where a request stands before its first token, for the comments of its stream.
+
+    Attributes:
+        admitted: set once the request has left the queue, so that it can no longer be refused.
+    """
+
+    def __init__(self) -> None:
+        self.admitted = asyncio.Event()
+        self._waiting: Waiting | None = None
+
+    def take(self, message: ReplyEvent) -> None:
+        """Note an event of the reply; those that tell nothing of the queue are ignored."""
+        if isinstance(message, Waiting):
+            self._waiting = message
+        elif isinstance(message, Admitted | TokenDelta):
+            self.admitted.set()
+
+    def comment(self) -> bytes:
+        """The comment line that is due now; position 1 is admitted next."""
+        waiting = self._waiting
+        if waiting is None or self.admitted.is_set():
+            return KEEPALIVE
+        text = f": waiting, position {waiting.position + 1}, for {_WAITS_FOR[waiting.cause]}"
+        if waiting.predicted_ms is not None:
+            text += f", about {waiting.predicted_ms / 1000:.0f} s"
+        return f"{text}\n\n".encode()
 
 
 class WholeReply:
@@ -60,6 +98,7 @@ class EventStream:
         events: framed events without the closing `[DONE]`; may raise ApiError at any point.
         keepalive_s: gap between comment lines before the first event; 0 sends none.
         headers: extra reply headers.
+        news: where the request stands; None knows nothing.
     """
 
     def __init__(
@@ -68,8 +107,10 @@ class EventStream:
         *,
         keepalive_s: float,
         headers: Mapping[str, str],
+        news: News | None = None,
     ) -> None:
         self._events = events
+        self._news = news or News()
         self._keepalive_s = keepalive_s
         self._headers = {**_STREAM_HEADERS, **headers}
 
@@ -80,12 +121,14 @@ class EventStream:
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
         try:
-            async with aclosing(with_keepalive(self._events, self._keepalive_s)) as pieces:
+            noted = with_comments(self._events, self._keepalive_s, self._news)
+            async with aclosing(noted) as pieces:
                 async for piece in pieces:
                     if not started:
                         await send(self._start())
                         started = True
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    if piece:
+                        await send({"type": "http.response.body", "body": piece, "more_body": True})
         except ApiError as error:
             if not started:
                 await error.response()(scope, receive, send)
@@ -99,17 +142,32 @@ class EventStream:
         return {"type": "http.response.start", "status": 200, "headers": headers}
 
 
-async def with_keepalive(
-    events: AsyncGenerator[bytes, None], keepalive_s: float
+async def with_comments(
+    events: AsyncGenerator[bytes, None], keepalive_s: float, news: News
 ) -> AsyncGenerator[bytes, None]:
-    """The events, with comment lines at a fixed gap until the first of them comes."""
+    """The events, with comment lines at a fixed gap until the first of them comes.
+
+    An empty piece says that the request was admitted, so that the headers may go.
+    """
     async with aclosing(events):
         first = asyncio.ensure_future(_next_or_none(events))
+        admitted = asyncio.ensure_future(news.admitted.wait())
+        waits: set[asyncio.Future[Any]] = {first, admitted}
+        due = time.monotonic() + keepalive_s
         try:
-            while keepalive_s and not (await asyncio.wait({first}, timeout=keepalive_s))[0]:
-                yield KEEPALIVE
+            while not first.done():
+                left = max(due - time.monotonic(), 0.0) if keepalive_s else None
+                done, waits = await asyncio.wait(
+                    waits, timeout=left, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    yield news.comment()
+                    due = time.monotonic() + keepalive_s
+                elif first not in done:
+                    yield b""
             piece = await first
         finally:
+            await _end(admitted)
             await _end(first)
         while piece is not None:
             yield piece

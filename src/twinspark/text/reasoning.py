@@ -17,7 +17,14 @@ class ReplySections:
         in_reasoning: the reply is inside its thinking block now.
     """
 
-    def __init__(self, *, in_reasoning: bool, continues: bool, stop: Sequence[str]) -> None:
+    def __init__(
+        self,
+        *,
+        in_reasoning: bool,
+        continues: bool,
+        stop: Sequence[str],
+        stops_asleep: bool = False,
+    ) -> None:
         """Start inside reasoning or content.
 
         Args:
@@ -25,12 +32,14 @@ class ReplySections:
             continues: the prompt ends with the client's own start of this section, so line feeds
                 at the front belong to the text.
             stop: strings that end the reply; they act in content only.
+            stops_asleep: they do not act before `wake_stops`.
 
         Raises:
             RequestError: a stop string is empty.
         """
         self.in_reasoning = in_reasoning
         self._stops = StopMatcher(stop)
+        self._stops_asleep = stops_asleep
         self._trim_front = not continues
         self._at_start = True
         self._held_newlines = 0
@@ -55,8 +64,14 @@ class ReplySections:
         self._at_start = False
         if self.in_reasoning:
             self._add_reasoning(text)
+        elif self._stops_asleep:
+            self._content.append(text)
         else:
             self._content.append(self._stops.feed(text))
+
+    def wake_stops(self) -> None:
+        """Stop strings act on the text from here on; what came before is no part of a match."""
+        self._stops_asleep = False
 
     def open_thinking(self) -> None:
         """Take an opening mark: dropped as the very first thing in reasoning, else it is text."""

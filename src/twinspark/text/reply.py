@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from twinspark.messages import GenerateRequest
 from twinspark.text.detokenize import IncrementalDecoder
 from twinspark.text.reasoning import ReplySections
 from twinspark.text.tokenizer import END_THINK, EOS, THINK, Tokenizer
@@ -53,6 +54,7 @@ class ReplyText:
         stop: Sequence[str] = (),
         continues: bool = False,
         ignore_eos: bool = False,
+        min_tokens: int = 0,
     ) -> None:
         """Start a reply.
 
@@ -62,6 +64,7 @@ class ReplyText:
             stop: strings that end the reply; they act in content only and are not returned.
             continues: the prompt ends with the client's own start of the reply.
             ignore_eos: the end token is dropped and does not end the reply.
+            min_tokens: stop strings do not act on the text of so many tokens at the start.
 
         Raises:
             RequestError: a stop string is empty.
@@ -70,12 +73,35 @@ class ReplyText:
         self.num_tokens = 0
         self.reasoning_tokens = 0
         self._ignore_eos = ignore_eos
+        self._min_tokens = min_tokens
         self._eos_id = tokenizer.eos_id
         self._think_id = tokenizer.think_id
         self._end_think_id = tokenizer.end_think_id
         self._marks = frozenset((self._eos_id, self._think_id, self._end_think_id))
         self._decoder = IncrementalDecoder(tokenizer)
-        self._sections = ReplySections(in_reasoning=in_reasoning, continues=continues, stop=stop)
+        self._sections = ReplySections(
+            in_reasoning=in_reasoning,
+            continues=continues,
+            stop=stop,
+            stops_asleep=min_tokens > 0,
+        )
+
+    @classmethod
+    def of(cls, request: GenerateRequest, tokenizer: Tokenizer) -> "ReplyText":
+        """The reply to a request; whoever reads the same request and ids gets the same text.
+
+        Raises:
+            RequestError: a stop string is empty.
+        """
+        sampling = request.sampling
+        return cls(
+            tokenizer,
+            in_reasoning=request.in_reasoning,
+            stop=sampling.stop,
+            continues=request.continues,
+            ignore_eos=sampling.ignore_eos,
+            min_tokens=sampling.min_tokens,
+        )
 
     @property
     def in_reasoning(self) -> bool:
@@ -109,6 +135,8 @@ class ReplyText:
 
     def _take(self, token_id: int) -> None:
         self.num_tokens += 1
+        if self.num_tokens > self._min_tokens:
+            self._sections.wake_stops()
         if token_id in self._marks:
             self._take_mark(token_id)
         else:

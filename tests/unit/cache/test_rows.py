@@ -55,13 +55,13 @@ def test_890_bytes_a_token():
 
 
 def test_sizes_follow_the_config(tiny_model):
-    caches = tiny_model.new_caches(2, 100)
+    caches = tiny_model.new_caches(2, 100, page_tokens=16)
     assert isinstance(caches, Caches)
     layout = caches.layout
-    assert layout == CacheLayout.of(tiny_model.config, 2, 100)
+    assert layout == CacheLayout.of(tiny_model.config, 2, 100, page_tokens=16)
     assert (layout.window_rows, layout.ring_rows, layout.num_layers) == (48, 32, 13)
-    assert (layout.entries(1), layout.entries(2)) == (128, 64)
+    assert (layout.slot_pages, layout.entries(1), layout.entries(2)) == (7, 112, 56)
     windows = 13 * 2 * 48 * 128 * 2
     rings = 2 * 2 * 32 * 256 * 4
-    entries = 2 * (64 + 64 + 128) * (128 + 128) * 2
+    entries = 2 * (56 + 56 + 112) * (128 + 128) * 2
     assert caches.num_bytes == windows + rings + entries

@@ -79,6 +79,7 @@ def test_roles_of_the_full_model():
     assert [x for x in range(40) if c.owns_kv(x)] == [2, 8, 14, 20]
     assert c.first_decoder_layer == 20 and c.hc_mix == 24 and c.engram_columns == 24
     assert [c.cone_rows(x) for x in (20, 21, 37, 38, 39)] == [2414, 2287, 255, 128, 1]
+    assert c.encoder_gap == 2541
     assert math.isclose(c.index_scale, 1 / 64) and c.softmax_scale == 512**-0.5
     assert c.group_input == 4096
     assert (c.num_experts(3), c.num_experts(41)) == (384, 128)

@@ -1,5 +1,7 @@
 """Requests and engines on the fake model."""
 
+from time import perf_counter
+
 import pytest
 from tests.fake_model import FakeModel
 
@@ -10,11 +12,12 @@ from twinspark.messages import GenerateRequest, Sampling
 
 @pytest.fixture
 def make_engine(small_tokenizer):
-    def make(*, model=None, drafter=None, **settings):
+    def make(*, model=None, drafter=None, clock=perf_counter, meter=None, **settings):
         settings = {"slots": 4, "prefill_chunk": 7, "max_context_tokens": 256, **settings}
         return Engine(
-            model or FakeModel(), small_tokenizer, EngineConfig(**settings), drafter=drafter
-        )
+            model or FakeModel(), small_tokenizer, EngineConfig(**settings),
+            drafter=drafter, clock=clock, meter=meter,
+        )  # fmt: skip
 
     return make
 

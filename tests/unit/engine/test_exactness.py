@@ -136,7 +136,7 @@ def test_the_prompts_last_token_is_a_window_row(make_engine, make_request):
     model = FakeModel()
     run_all(make_engine(model=model, draft=False), [make_request(0, prompt_len=10, max_tokens=2)])
     assert [spans[0][1:] for spans in model.calls] == [
-        (0, 7, 10), (7, 2, 10), (9, 1, None), (10, 1, None),
+        (0, 7, 9), (7, 2, 9), (9, 1, None), (10, 1, None),
     ]  # fmt: skip
 
 
@@ -156,7 +156,7 @@ def test_two_prompts_share_a_round_shortest_first(make_engine, make_request):
     model = FakeModel()
     requests = [make_request(0, prompt_len=40), make_request(1, prompt_len=4)]
     run_all(make_engine(model=model, draft=False), requests)
-    assert sorted(model.calls[0]) == [(0, 0, 4, 40), (1, 0, 3, 4)]
+    assert sorted(model.calls[0]) == [(0, 0, 4, 39), (1, 0, 3, 3)]
 
 
 def test_the_same_seed_gives_the_same_reply_and_another_gives_another(make_engine, make_request):

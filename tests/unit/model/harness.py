@@ -52,10 +52,16 @@ class Session:
     """A model with caches and the ids of every slot."""
 
     def __init__(
-        self, model: Transformer, *, slots: int = 1, max_tokens: int = 192, store: str = "bf16"
+        self,
+        model: Transformer,
+        *,
+        slots: int = 1,
+        max_tokens: int = 192,
+        store: str = "bf16",
+        **settings: Any,
     ) -> None:
         self.model = model
-        self.caches: Caches = model.new_caches(slots, max_tokens, store=store)
+        self.caches: Caches = model.new_caches(slots, max_tokens, store=store, **settings)
         self.ids: dict[int, list[int]] = {slot: [] for slot in range(slots)}
 
     def feed(

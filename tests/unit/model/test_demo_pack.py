@@ -6,7 +6,7 @@ import torch
 
 from twinspark.config.paths import demo_pack_path
 from twinspark.kernels.exl3 import Exl3Matrix, dense_weight, exl3_linear, prepare_exl3
-from twinspark.kernels.index_select import select_topk
+from twinspark.kernels.index_select import hide_invisible, keep_best
 from twinspark.model.loading import load_model
 from twinspark.model.step import Span, StepInput
 from twinspark.pack.layout import LinearSpec, model_layout
@@ -62,6 +62,7 @@ def test_i13_hash_rows_do_not_depend_on_the_cut(pack):
 def test_i12_selection_equals_sorting_at_the_pack_s_size(pack, visible):
     top = pack.config.index_topk
     scores = torch.from_numpy(np.random.default_rng(5).integers(-4, 5, (1, 320)).astype(np.float32))
-    found = select_topk(scores, torch.tensor([visible]), top)
+    hide_invisible(hidden := scores.clone(), torch.arange(320), torch.tensor([visible]))
+    found = keep_best(hidden, torch.arange(320), top).entries_TK
     order = sorted(range(visible), key=lambda j: (-float(scores[0, j]), j))[:top]
     assert found[0].tolist() == sorted(order) + [-1] * (top - len(order))

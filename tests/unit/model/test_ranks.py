@@ -1,10 +1,13 @@
-"""Ranks: shards of two ranks in two threads give the bits of one rank (design D17, I10)."""
+"""Ranks: shards of several ranks in threads give the bits of one rank (design D17, I10)."""
 
+import functools
 import threading
 
 import pytest
 import torch
 from tests import tiny
+from tests.golden import tiny_weights
+from tests.thread_ranks import ThreadRank, thread_group
 from tests.unit.model.harness import Session, assert_same, prompt, tiny_token_map
 
 from twinspark.distributed.collectives import SingleRank, own_shards, sum_shards
@@ -13,38 +16,21 @@ from twinspark.model.linear import shard_slice
 from twinspark.model.loading import load_model
 
 
-class ThreadRank:
-    """One rank of a group whose ranks are threads of this process."""
-
-    def __init__(self, rank, size, board, barrier):
-        self.rank, self.size = rank, size
-        self._board, self._barrier = board, barrier
-
-    def gather_shards(self, parts):
-        self._board[self.rank] = list(parts)
-        self._barrier.wait(30)
-        found = [part for rank in range(self.size) for part in self._board[rank]]
-        self._barrier.wait(30)
-        return found
-
-
 def run_ranks(path, size, work, virtual_shards=2):
     """Run `work(model)` on every rank; results in rank order."""
-    board, barrier = {}, threading.Barrier(size)
     results, problems = [None] * size, []
 
-    def main(rank):
+    def main(group):
         try:
-            group = ThreadRank(rank, size, board, barrier)
             model = load_model(
                 path, virtual_shards=virtual_shards, group=group, token_map=tiny_token_map()
             )
-            results[rank] = work(model)
+            results[group.rank] = work(model)
         except Exception as error:
             problems.append(error)
-            barrier.abort()
+            group.abort()
 
-    threads = [threading.Thread(target=main, args=(rank,)) for rank in range(size)]
+    threads = [threading.Thread(target=main, args=(group,)) for group in thread_group(size)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -69,6 +55,37 @@ def test_two_ranks_equal_one(kind, tiny_model, tiny_exl3_model):
         assert found[1] == draft
         assert_same(found[2], state)
         assert found[3] < 0.7 * size
+
+
+EVEN = {"o_groups": 4, "moe_intermediate_size": 512}
+UNEVEN = {"o_groups": 4, "moe_intermediate_size": 640, "vocab_size": 896}
+
+
+@functools.cache
+def four_shards_pack(kind, uneven):
+    """TINY with sizes that can be cut in four: into equal parts, or into 2, 1, 1, 1 blocks."""
+    changes = UNEVEN if uneven else EVEN
+    document = dict(tiny.CONFIG, text_config=dict(tiny.CONFIG["text_config"], **changes))
+    folder = tiny.plain_path().parent / f"four-{kind}-{uneven}"
+    if kind == "plain":
+        tiny_weights.write_pack(folder, document)
+    else:
+        tiny.write_exl3(folder, document=document)
+    return folder
+
+
+@pytest.mark.parametrize(("kind", "uneven"), [("exl3", False), ("plain", True), ("exl3", True)])
+def test_one_two_and_four_ranks_at_four_shards(kind, uneven):
+    """With 7 vocabulary blocks in four shards a rank of two holds 2 + 2 or 2 + 1 of them."""
+    path = four_shards_pack(kind, uneven)
+    (logits, draft, state, size), *_ = run_ranks(path, 1, a_session, virtual_shards=4)
+    assert logits.shape[1] == (896 if uneven else 512)
+    for ranks in (2, 4):
+        for found in run_ranks(path, ranks, a_session, virtual_shards=4):
+            assert torch.equal(found[0], logits)
+            assert found[1] == draft
+            assert_same(found[2], state)
+            assert found[3] < (0.7 if ranks == 2 else 0.5) * size
 
 
 def test_another_v_is_another_build(tiny_model):

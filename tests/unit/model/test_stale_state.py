@@ -16,8 +16,8 @@ def poison(session: Session) -> None:
     for layer in range(config.num_layers_with_drafts):
         caches.window(layer)._rows_BH.fill_(torch.nan)
     for source in config.kv_source_layer_ids:
-        caches.rows(source)._rows_BH.fill_(torch.nan)
-        caches.keys(source)._rows_BH.fill_(torch.nan)
+        caches.rows(source)._store._rows_BH.fill_(torch.nan)
+        caches.keys(source)._store._rows_BH.fill_(torch.nan)
         if config.ratio(source) > 1:
             caches.ring(source).fill_(torch.nan)
 

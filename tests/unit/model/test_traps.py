@@ -32,7 +32,7 @@ def test_trap_04_a_site_never_uses_its_own_pre(tiny_model, monkeypatch):
     pre_TC[:, 0] = 1
     mix, moe_inputs = one._mix_attention, []
     experts = one._moe
-    monkeypatch.setattr(one, "_moe", lambda x, image: moe_inputs.append(x) or experts(x, image))
+    monkeypatch.setattr(one, "_moe", lambda x, marks: moe_inputs.append(x) or experts(x, marks))
     seen, left = [], []
 
     def attend(x_TD):
@@ -41,7 +41,7 @@ def test_trap_04_a_site_never_uses_its_own_pre(tiny_model, monkeypatch):
 
     for factor in (1.0, 3.0):
         monkeypatch.setattr(
-            one, "_mix_attention", lambda x, f=factor: mix(x)._replace(pre_TC=mix(x).pre_TC * f)
+            one, "_mix_attention", lambda x, _, f=factor: mix(x)._replace(pre_TC=mix(x).pre_TC * f)
         )
         left.append(one(streams, pre_TC, attend))
     assert torch.equal(seen[0], seen[1])
@@ -56,7 +56,9 @@ def test_trap_04_swapping_the_two_pres_is_seen(tiny_model64, monkeypatch):
     held = []
     mixers = [(one._mix_attention, one._mix_experts) for one in tiny_model64._layers]
     for one, (_, experts) in zip(tiny_model64._layers, mixers, strict=True):
-        monkeypatch.setattr(one, "_mix_experts", lambda x, m=experts: held.append(m(x)) or held[-1])
+        monkeypatch.setattr(
+            one, "_mix_experts", lambda x, _, m=experts: held.append(m(x)) or held[-1]
+        )
 
     def swapped(x_TCD, pre_TC):
         return collapse(x_TCD, held[-1].pre_TC if held else pre_TC)
@@ -121,21 +123,19 @@ def test_trap_19_swiglu_clamps(tiny_model):
 
     class Fake(type(experts)):
         def __init__(self):
-            self.num_shards, self._per_shard, self._limit = 2, 9, 10.0
+            self._limit = 10.0
 
         def _gate_up(self, x_PD, ids):
-            pairs = len(ids) // 4
-            rows = [gate] * (2 * pairs) + [up] * (2 * pairs)
-            return torch.stack(rows)
+            return torch.stack([gate, gate, up, up])[:, None].expand(4, len(ids), 4)
 
         def _down(self, act, ids):
             seen.append(act)
-            return torch.zeros(len(ids), 128)
+            return torch.zeros(2, len(ids), 128)
 
     pairs = moe.pair_up(torch.tensor([[0, 3]]), torch.tensor([[0.5, 0.25]]), 8)
     Fake()(torch.zeros(1, 128).bfloat16(), pairs)
     wanted = silu(torch.tensor([-50.0, 10.0, 3.0, 10.0])) * torch.tensor([10.0, -10.0, 2.0, 0.5])
-    for shard in seen[0].view(2, 3, 4):
+    for shard in seen[0]:
         for row, weight in zip(shard, (0.5, 0.25, 1.0), strict=True):
             assert torch.equal(row, (wanted * weight).bfloat16())
 

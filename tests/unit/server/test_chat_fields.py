@@ -94,3 +94,96 @@ def test_stream_options_of_another_type() -> None:
         parse_chat_fields({"stream_options": "yes"})
     with pytest.raises(ApiError, match="^stream_options must be an object, got list$"):
         parse_chat_fields({"stream_options": []})
+
+
+SERVED = {
+    "presence_penalty": (0.5, "presence_penalty", 0.5),
+    "frequency_penalty": ("-1.5", "frequency_penalty", -1.5),
+    "repetition_penalty": (1.1, "repetition_penalty", 1.1),
+    "logit_bias": ({"5": 1, "7": "-100"}, "logit_bias", ((5, 1.0), (7, -100.0))),
+    "banned_token_ids": ([3, 4], "banned_ids", (3, 4)),
+    "allowed_token_ids": ([3], "allowed_ids", (3,)),
+    "min_tokens": ("4", "min_tokens", 4),
+    "thinking_budget": (0, "thinking_budget", 0),
+    "loop_guard": (True, "loop_guard", "gentle"),
+}
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_fields_reach_the_engine(name: str) -> None:
+    value, attribute, expected = SERVED[name]
+    assert getattr(parse_chat_fields({name: value}).sampling(Sampling(), 9), attribute) == expected
+    given = Sampling(min_tokens=3, loop_guard="gentle", presence_penalty=1.0)
+    for body in ({}, {name: None}):
+        assert parse_chat_fields(body).sampling(given, 9) == Sampling(
+            min_tokens=3, loop_guard="gentle", presence_penalty=1.0, max_tokens=9
+        )
+
+
+@pytest.mark.parametrize(
+    ("value", "word"), [("off", "off"), ("gentle", "gentle"), (False, "off"), (True, "gentle")]
+)
+def test_the_loop_guard_is_a_word_or_a_switch(value: object, word: str) -> None:
+    given = Sampling(loop_guard="gentle")
+    assert parse_chat_fields({"loop_guard": value}).sampling(given, 9).loop_guard == word
+
+
+def test_log_probabilities() -> None:
+    def asked(**body: object) -> int | None:
+        return parse_chat_fields(body).sampling(Sampling(), 1).logprobs
+
+    assert asked() is None and asked(logprobs=False, top_logprobs=0) is None
+    assert asked(logprobs=True) == 0 and asked(logprobs=True, top_logprobs=20) == 20
+
+
+def test_terms_of_service() -> None:
+    plain = GenerateRequest(request_id="a", prompt_ids=(1,))
+    assert parse_chat_fields({}).served(plain) == plain
+    body = {
+        "priority": "background", "deadline_ms": 500, "max_queue_ms": "60000", "cache_salt": "me",
+        "approximations": ["expert_pruning", "expert_pruning"], "return_token_ids": True,
+    }  # fmt: skip
+    assert parse_chat_fields(body).served(plain) == GenerateRequest(
+        request_id="a", prompt_ids=(1,), priority="background", deadline_ms=500,
+        max_queue_ms=60000, cache_salt="me", approximations=("expert_pruning",),
+        return_token_ids=True,
+    )  # fmt: skip
+
+
+BAD = [
+    ("presence_penalty", 2.1), ("frequency_penalty", -2.1), ("frequency_penalty", True),
+    ("repetition_penalty", 0), ("repetition_penalty", 11), ("logit_bias", [[5, 1]]),
+    ("logit_bias", {"a": 1}), ("logit_bias", {"5": 101}), ("logit_bias", {"-1": 1}),
+    ("logit_bias", {"5": None}), ("logit_bias", {"5": 1, "05": 2}), ("logit_bias", {"1.5": 1}),
+    ("banned_token_ids", 5), ("banned_token_ids", ["5"]), ("banned_token_ids", [True]),
+    ("banned_token_ids", [-1]), ("allowed_token_ids", []), ("allowed_token_ids", [2.0]),
+    ("min_tokens", -1), ("min_tokens", 1.5), ("logprobs", 1), ("logprobs", "yes"),
+    ("top_logprobs", 21), ("top_logprobs", -1), ("top_logprobs", 3), ("thinking_budget", -1),
+    ("thinking_budget", False), ("loop_guard", "hard"), ("loop_guard", 1), ("priority", "high"),
+    ("priority", 1), ("deadline_ms", 0), ("deadline_ms", 1.5), ("max_queue_ms", 0),
+    ("max_queue_ms", True), ("cache_salt", 5), ("cache_salt", "x" * 257),
+    ("approximations", "expert_pruning"), ("approximations", ["speed"]), ("approximations", [1]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), BAD, ids=lambda v: str(v)[:16])
+def test_bad_values_are_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_chat_fields({name: value})
+    assert (caught.value.status, caught.value.param) == (400, name)
+    assert name in caught.value.message and len(caught.value.message) < 250
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"logit_bias": {"99": 1, "100": 1}}, {"banned_token_ids": [100]},
+     {"allowed_token_ids": [3, 2**40]}],
+    ids=str,
+)  # fmt: skip
+def test_ids_outside_the_vocabulary(body: dict[str, object]) -> None:
+    (name,) = body
+    fields = parse_chat_fields(body)
+    with pytest.raises(ApiError, match="expected 0 to 99") as caught:
+        fields.check_ids(100)
+    assert caught.value.param == name
+    parse_chat_fields({"logit_bias": {"99": 1}, "banned_token_ids": [0]}).check_ids(100)

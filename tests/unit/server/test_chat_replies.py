@@ -3,8 +3,9 @@
 import orjson
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from twinspark.messages import Finished, ReplyStats
+from twinspark.messages import Finished, ReplyStats, TokenScore
 from twinspark.server import chat_replies
+from twinspark.text.tokenizer import EOS, Tokenizer
 
 HEAD = chat_replies.ReplyHead(reply_id="chatcmpl-1", created=5, model="tiny")
 STATS = ReplyStats(
@@ -39,8 +40,35 @@ def test_whole_reply() -> None:
 
 
 def test_statistics() -> None:
-    finished = Finished(request_id="x", reason="stop", stats=STATS, stop_string="q")
+    finished = Finished(
+        request_id="x", reason="stop", stats=STATS, stop_string="q", cause="stop_string"
+    )
     block = chat_replies.stats_of(finished, is_empty=True, first_token_ms=1.23456)
+    assert block["cause"] == "stop_string"
     assert block["finish"] == "stop" and block["stop_string"] == "q" and block["empty"] is True
     assert block["first_token_ms"] == 1.235
     assert "token_ids" not in block and block["drafted"] == 9
+
+
+def test_log_probabilities(small_tokenizer: Tokenizer) -> None:
+    emoji = small_tokenizer.encode_plain("\U0001f389")
+    assert len(emoji) > 1, "a character in several tokens"
+    end = small_tokenizer.eos_id
+    scores = [
+        TokenScore(token_id=emoji[0], logprob=-0.5, top=((emoji[0], -0.5), (end, -9999.0))),
+        TokenScore(token_id=end, logprob=0.0),
+    ]
+    block = chat_replies.logprobs_of(scores, small_tokenizer)
+    first, last = block["content"]
+    assert bytes(first["bytes"]) == small_tokenizer.token_bytes(emoji[0])
+    assert "\ufffd" in first["token"] and first["logprob"] == -0.5
+    assert [entry["logprob"] for entry in first["top_logprobs"]] == [-0.5, -9999.0]
+    assert last["token"] == EOS and last["top_logprobs"] == []
+    chunk = chat_replies.chunk(HEAD, {"content": "x"}, logprobs=block)
+    ChatCompletionChunk.model_validate_json(orjson.dumps(chunk), strict=True)
+    whole = chat_replies.whole(
+        HEAD, content="x", reasoning="", finish_reason="stop", usage=USAGE, logprobs=block
+    )
+    reply = ChatCompletion.model_validate_json(orjson.dumps(whole), strict=True)
+    assert reply.choices[0].logprobs is not None and reply.choices[0].logprobs.content is not None
+    assert len(reply.choices[0].logprobs.content) == 2

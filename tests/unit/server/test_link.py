@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 from tests.small_tokenizer import small_tokenizer_json
 
-from twinspark.messages import Failed, Finished, GenerateRequest, Sampling, TokenDelta
+from twinspark.messages import (
+    Admitted,
+    Failed,
+    Finished,
+    GenerateRequest,
+    PromptScores,
+    Sampling,
+    TokenDelta,
+    Waiting,
+)
 from twinspark.server.errors import engine_gone, to_api_error
 from twinspark.server.link import EngineLink, EngineProcess
 
@@ -63,6 +72,17 @@ def test_replies_run_side_by_side(tmp_path: Path) -> None:
 
     link = run(tmp_path, "well", body)
     assert link.failure == "the server has ended it"
+
+
+def test_news_before_the_first_token_comes_through(tmp_path: Path) -> None:
+    async def body(link: EngineLink, _: EngineProcess) -> None:
+        got = [event async for event in link.generate(REQUEST)]
+        assert got[0] == Waiting(request_id="a", position=1, cause="pool", predicted_ms=2.5)
+        assert got[1] == Admitted(request_id="a", cached_tokens=1)
+        assert isinstance(got[2], PromptScores) and got[2].scores[0].top == ((7, -0.25),)
+        assert isinstance(got[3], TokenDelta) and isinstance(got[-1], Finished)
+
+    run(tmp_path, "queue", body)
 
 
 def test_leaving_early_cancels(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import pytest
 from tests.small_tokenizer import DSML
 
 from twinspark.errors import RequestError
+from twinspark.messages import GenerateRequest, Sampling
 from twinspark.text.reply import ReplyPiece, ReplyText
 from twinspark.text.tokenizer import END_THINK, EOS, THINK, USER, Tokenizer
 
@@ -144,3 +145,38 @@ def test_in_reasoning_follows_the_reply(small_tokenizer: Tokenizer) -> None:
 def test_empty_stop_strings_are_refused(small_tokenizer: Tokenizer) -> None:
     with pytest.raises(RequestError, match="empty"):
         ReplyText(small_tokenizer, in_reasoning=False, stop=[""])
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+@pytest.mark.parametrize("inside", [False, True])
+def test_stop_strings_sleep_for_the_least_number_of_tokens(
+    small_tokenizer: Tokenizer, size: int, inside: bool
+) -> None:
+    """Text of the tokens that must come takes no part in a match, not even in its start."""
+    parts = ("why", END_THINK) if inside else ()
+    start = len(small_tokenizer.encode_plain("why")) + 1 if inside else 0
+    ids = small_tokenizer.encode_plain("ab ab ab ab")
+    text = [small_tokenizer.token_text(token) for token in ids]
+    for asleep in range(len(ids) + 1):
+        _, content, reply = play(
+            small_tokenizer, *parts, "ab ab ab ab", size=size, in_reasoning=inside,
+            stop=["b a"], min_tokens=start + asleep,
+        )  # fmt: skip
+        slept, awake = "".join(text[:asleep]), "".join(text[asleep:])
+        cut = awake.find("b a")
+        assert content == slept + (awake if cut < 0 else awake[:cut])
+        assert reply.end == (None if cut < 0 else "stop")
+        assert reply.num_tokens >= min(start + asleep + 1, start + len(ids)) or cut < 0
+
+
+def test_a_reply_of_a_request(small_tokenizer: Tokenizer) -> None:
+    sampling = Sampling(stop=("b",), ignore_eos=True, min_tokens=1)
+    request = GenerateRequest(
+        request_id="a", prompt_ids=(1,), sampling=sampling, in_reasoning=True, continues=True
+    )
+    reply = ReplyText.of(request, small_tokenizer)
+    assert reply.in_reasoning
+    ids = small_tokenizer.encode_plain("\n b")
+    ids += [small_tokenizer.eos_id, small_tokenizer.end_think_id]
+    piece = reply.feed([*ids, *small_tokenizer.encode_plain("ab")])
+    assert (piece.reasoning, piece.content, piece.stop_string) == ("\n b", "a", "b")

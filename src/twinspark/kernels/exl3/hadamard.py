@@ -1,8 +1,7 @@
 """The 128-wide rotation of both sides of an EXL3 matrix (EXL3 specification 5.1).
 
-Every call works on tiles of 8 rows, so that a row's bits do not depend on the other rows.
-Measured 2026-11-29, torch 2.13, x86 CPU: for tiles of 8 rows and 1 to 505 blocks a row has the
-same bits at each place in the tile, with 1 and 2 threads. Read next: linear.py.
+Blocks are rows of one product with the matrix, in tiles of 8, so that a row's bits do not depend
+on the other rows. Read next: linear.py.
 """
 
 from functools import cache
@@ -10,8 +9,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from twinspark.kernels.tiles import TILE_ROWS, multiply_tiles
+
 BLOCK = 128
-TILE_ROWS = 8
 
 
 @cache
@@ -27,17 +27,9 @@ def rotation_matrix(dtype: torch.dtype, device: torch.device | str) -> Tensor:
     return matrix.to(dtype).to(device).contiguous()
 
 
-def rotate_tiles(x_TK: Tensor, rotation: Tensor) -> Tensor:
-    """Rotate contiguous rows whose number is a multiple of 8.
-
-    One batched call, one product a tile: measured equal to tile after tile, bit for bit, for 1 to
-    33 tiles of 1 to 40 blocks with 1 and 2 threads, and several times cheaper for small tiles.
-    """
-    num, width = x_TK.shape
-    if num == TILE_ROWS:
-        return torch.mm(x_TK.view(-1, BLOCK), rotation).view(num, width)
-    tiles = x_TK.view(num // TILE_ROWS, -1, BLOCK)
-    return torch.bmm(tiles, rotation.expand(len(tiles), BLOCK, BLOCK)).view(num, width)
+def rotate_tiles(x: Tensor, rotation: Tensor) -> Tensor:
+    """Rotate the rows of a contiguous [..., K]; their number is a multiple of 8."""
+    return multiply_tiles(x.view(-1, BLOCK), rotation).view(x.shape)
 
 
 def padded_rows(count: int) -> int:

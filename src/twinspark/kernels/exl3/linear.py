@@ -16,12 +16,12 @@ from twinspark.kernels.exl3.codebook import Codebook
 from twinspark.kernels.exl3.decode import TILE, check_width, decode_matrix
 from twinspark.kernels.exl3.hadamard import (
     BLOCK,
-    TILE_ROWS,
     hadamard128,
     padded_rows,
     rotate_tiles,
     rotation_matrix,
 )
+from twinspark.kernels.tiles import multiply_tiles
 
 CHUNK_INPUTS = 512
 HALF_MAX = 65504.0
@@ -148,15 +148,8 @@ def exl3_linear(
     if count == 0:
         return x_TK.new_empty((0, prepared.out_features), dtype=out_dtype)
     rotated = rotate_tiles(_scaled_rows(x_TK, prepared.suh_K), prepared.rotation)
-    rounded = round_half(rotated)
-    if rounded.shape[0] == TILE_ROWS:
-        y = multiply_tile(rounded, prepared.weight_KN)
-    else:
-        y = rounded.new_empty(rounded.shape[0], prepared.out_features)
-        for start in range(0, rounded.shape[0], TILE_ROWS):
-            tile = rounded[start : start + TILE_ROWS]
-            y[start : start + TILE_ROWS] = multiply_tile(tile, prepared.weight_KN)
-    y = rotate_tiles(y, prepared.rotation)[:count] * prepared.svh_N
+    y = multiply_chunks(round_half(rotated), prepared.weight_KN)
+    y = rotate_tiles(y, prepared.rotation)[:count].mul_(prepared.svh_N)
     if prepared.bias_N is not None:
         y += prepared.bias_N
     return y.to(out_dtype)
@@ -181,15 +174,15 @@ def _scaled_rows(x_TK: Tensor, suh: Tensor) -> Tensor:
     return rows
 
 
-def multiply_tile(x_8K: Tensor, weight_KN: Tensor) -> Tensor:
-    """[8, K] by [K, N] in fp32: one product a chunk of 512 inputs, summed ascending."""
+def multiply_chunks(x_TK: Tensor, weight_KN: Tensor, out: Tensor | None = None) -> Tensor:
+    """[T, K] in whole tiles by [K, N]: one product a chunk of 512 inputs, summed ascending."""
     inputs = weight_KN.shape[0]
     if inputs <= CHUNK_INPUTS:
-        return torch.mm(x_8K, weight_KN)
-    total = torch.mm(x_8K[:, :CHUNK_INPUTS].contiguous(), weight_KN[:CHUNK_INPUTS])
+        return multiply_tiles(x_TK, weight_KN, out)
+    total = multiply_tiles(x_TK[:, :CHUNK_INPUTS].contiguous(), weight_KN[:CHUNK_INPUTS], out)
     for start in range(CHUNK_INPUTS, inputs, CHUNK_INPUTS):
         end = min(start + CHUNK_INPUTS, inputs)
-        total += torch.mm(x_8K[:, start:end].contiguous(), weight_KN[start:end])
+        total += multiply_tiles(x_TK[:, start:end].contiguous(), weight_KN[start:end])
     return total
 
 
@@ -199,9 +192,7 @@ def _linear_f64(x_TK: Tensor, prepared: PreparedExl3) -> Tensor:
     weight = prepared.weight_KN.double()
     padded = rows.new_zeros(padded_rows(count), rows.shape[1])
     padded[:count] = rows
-    y = rows.new_empty(padded.shape[0], weight.shape[1])
-    for start in range(0, padded.shape[0], TILE_ROWS):
-        y[start : start + TILE_ROWS] = multiply_tile(padded[start : start + TILE_ROWS], weight)
+    y = multiply_chunks(padded, weight)
     y = hadamard128(y[:count]) * prepared.svh_N.double()
     return y if prepared.bias_N is None else y + prepared.bias_N.double()
 

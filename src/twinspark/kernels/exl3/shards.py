@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from twinspark.kernels.exl3.grouped import PreparedExperts
-from twinspark.kernels.exl3.hadamard import TILE_ROWS, padded_rows, rotate_tiles, rotation_matrix
-from twinspark.kernels.exl3.linear import CHUNK_INPUTS, multiply_tile, round_half
+from twinspark.kernels.exl3.hadamard import padded_rows, rotate_tiles, rotation_matrix
+from twinspark.kernels.exl3.linear import multiply_chunks, round_half
 
 
 def exl3_shards(x: Tensor, matrices: PreparedExperts) -> Tensor:
@@ -36,23 +36,19 @@ def exl3_shards(x: Tensor, matrices: PreparedExperts) -> Tensor:
     num, padded = x.shape[-2], padded_rows(x.shape[-2])
     if num == 0:
         return torch.empty(shards, 0, outputs, dtype=dtype, device=x.device)
+    # column shards scale their input alike: it is rotated once for all of them
+    suh_SEK = matrices.suh_SEK.view(shards, 1, inputs)
+    copies = 1 if x.dim() == 2 and matrices.scales_alike else shards
     make = torch.empty if num == padded else torch.zeros
-    scaled = make(shards, padded, inputs, dtype=dtype, device=x.device)
-    torch.mul(x, matrices.suh_EK[:, None].to(dtype), out=scaled[:, :num])
+    scaled = make(copies, padded, inputs, dtype=dtype, device=x.device)
+    torch.mul(x, suh_SEK[:copies].to(dtype), out=scaled[:, :num])
     rotation = rotation_matrix(dtype, x.device) if wide else matrices.rotation
-    rows = rotate_tiles(scaled.view(-1, inputs), rotation)
+    rows = rotate_tiles(scaled, rotation)
     if not wide:
         rows = round_half(rows)
-    y = torch.empty(shards * padded, outputs, dtype=dtype, device=x.device)
-    first = 0
-    for weight in matrices.weights:
-        weight_KN = weight.double() if wide else weight
-        for row in range(first, first + padded, TILE_ROWS):
-            tile, target = rows[row : row + TILE_ROWS], y[row : row + TILE_ROWS]
-            if inputs <= CHUNK_INPUTS:
-                torch.mm(tile, weight_KN, out=target)
-            else:
-                target.copy_(multiply_tile(tile, weight_KN))
-        first += padded
-    y = rotate_tiles(y, rotation).view(shards, padded, outputs)
-    return y[:, :num] * matrices.svh_EN[:, None].to(dtype)
+    y = torch.empty(shards, padded, outputs, dtype=dtype, device=x.device)
+    for number, weight in enumerate(matrices.weights):
+        own = rows[number if copies > 1 else 0]
+        multiply_chunks(own, weight.double() if wide else weight, y[number])
+    y = rotate_tiles(y, rotation)
+    return y[:, :num] * matrices.svh_SEN.view(shards, 1, outputs).to(dtype)

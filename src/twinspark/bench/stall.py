@@ -1,0 +1,151 @@
+"""What a long prompt does to running streams: their longest gap, and the speed they keep.
+
+Steps the engine itself, so that every round is seen. Read next: `engine/core.py`.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from time import perf_counter
+
+import numpy as np
+
+from twinspark.engine.core import Engine
+from twinspark.messages import Failed, Finished, GenerateRequest, Sampling, TokenDelta
+
+LONG = "long prompt"
+PROMPT_TOKENS = 16384
+SOLO_ROUNDS = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stall:
+    """Streams before and beside a long prompt. A gap lies between two rounds of one stream.
+
+    Attributes:
+        prompt_tokens: of the long prompt.
+        streams: that run beside it.
+        prompt_seconds: from its submission to its first token.
+        solo_gap_ms: median gap of each stream before the prompt.
+        longest_gap_ms: longest gap of each stream beside it.
+        longest_rounds: the worst of the streams, in rounds without the prompt.
+        p99_rounds: the same for the 99th percentile of the gaps, which a busy machine moves less.
+        rounds_kept: rounds a second beside the prompt over those before.
+        tokens_kept: the same for tokens a second of all streams; their texts differ.
+    """
+
+    prompt_tokens: int
+    streams: int
+    prompt_seconds: float
+    solo_gap_ms: tuple[float, ...]
+    longest_gap_ms: tuple[float, ...]
+    longest_rounds: float
+    p99_rounds: float
+    rounds_kept: float
+    tokens_kept: float
+
+
+class _Watch:
+    """When tokens of each stream came."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.came_s: dict[str, list[float]] = {}
+        self.tokens = 0
+
+    def begin(self) -> None:
+        """Forget all but each stream's newest round."""
+        self.came_s = {name: times[-1:] for name, times in self.came_s.items()}
+        self.tokens = 0
+
+    def step(self) -> bool:
+        """Run a round; whether the long prompt has its token now."""
+        events = self._engine.step()
+        now = perf_counter()
+        for event in events:
+            assert not isinstance(event, Failed), event
+            if isinstance(event, TokenDelta) and event.request_id != LONG:
+                self.came_s.setdefault(event.request_id, []).append(now)
+                self.tokens += len(event.token_ids)
+        ended = {event.request_id for event in events if isinstance(event, Finished)}
+        assert ended <= {LONG}, "a stream of the bench ended early"
+        return bool(ended)
+
+    def gaps_ms(self) -> list[list[float]]:
+        """Of each stream, by name."""
+        return [
+            [1000 * (b - a) for a, b in pairwise(times)] for _, times in sorted(self.came_s.items())
+        ]
+
+
+def measure_stall(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    *,
+    prompt_tokens: int = PROMPT_TOKENS,
+    solo_rounds: int = SOLO_ROUNDS,
+    on_round: Callable[[], None] = lambda: None,
+) -> Stall:
+    """Run streams alone, then beside a long prompt, then cancel them.
+
+    Args:
+        engine: without open requests, with a slot more than there are prompts.
+        prompts: ids of each stream's prompt.
+        prompt_tokens: of the long prompt, random ordinary ids.
+        solo_rounds: rounds before it.
+        on_round: called after every round.
+    """
+    watch = _Watch(engine)
+    for number, ids in enumerate(prompts):
+        rule = Sampling(temperature=0.8, seed=number, ignore_eos=True)
+        _submit(engine, str(number), ids, rule)
+    while len(watch.came_s) < len(prompts):
+        watch.step()
+        on_round()
+    watch.begin()
+    began = perf_counter()
+    for _ in range(solo_rounds):
+        watch.step()
+        on_round()
+    solo, solo_s, solo_tokens = watch.gaps_ms(), perf_counter() - began, watch.tokens
+
+    random = np.random.default_rng(16)
+    # special tokens lie at the ends of a vocabulary
+    low, high = engine.vocab_size // 4, engine.vocab_size // 2
+    long_ids = random.integers(low, high, prompt_tokens).tolist()
+    watch.begin()
+    began = perf_counter()
+    _submit(engine, LONG, long_ids, Sampling(temperature=0.0, max_tokens=1))
+    while not watch.step():
+        on_round()
+    beside, beside_s = watch.gaps_ms(), perf_counter() - began
+    for number in range(len(prompts)):
+        engine.cancel(str(number))
+    while engine.has_work:
+        engine.step()
+    medians = [statistics.median(gaps) for gaps in solo]
+    longest = [max(gaps) for gaps in beside]
+    return Stall(
+        prompt_tokens=prompt_tokens,
+        streams=len(prompts),
+        prompt_seconds=beside_s,
+        solo_gap_ms=tuple(medians),
+        longest_gap_ms=tuple(longest),
+        longest_rounds=max(b / a for a, b in zip(medians, longest, strict=True)),
+        p99_rounds=max(
+            sorted(gaps)[int(0.99 * len(gaps))] / a for a, gaps in zip(medians, beside, strict=True)
+        ),
+        rounds_kept=_rate(beside, beside_s) / _rate(solo, solo_s),
+        tokens_kept=(watch.tokens / beside_s) / (solo_tokens / solo_s),
+    )
+
+
+def _submit(engine: Engine, name: str, ids: Sequence[int], rule: Sampling) -> None:
+    engine.submit(
+        GenerateRequest(request_id=name, prompt_ids=tuple(ids), sampling=rule, reuse=False)
+    )
+
+
+def _rate(gaps: Sequence[Sequence[float]], seconds: float) -> float:
+    return sum(map(len, gaps)) / seconds

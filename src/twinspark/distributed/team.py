@@ -1,0 +1,375 @@
+"""The ranks of one model as one of them sees them: join, links, collectives, one end for all.
+
+Rank 0 leads: it listens, may start other ranks on its own machine, and sends plans. The others
+follow. When one fails, every one of them ends with exit code 70 within seconds; `close` is the
+orderly end. Read next: `join.py`, `fate.py`, `group.py`, `plan_link.py`.
+"""
+
+import atexit
+import logging
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic
+
+from twinspark.distributed.digest import DigestBook
+from twinspark.distributed.fate import Fate, RankMemory
+from twinspark.distributed.frames import Frame, FrameKind
+from twinspark.distributed.group import ProcessRank, make_group, make_store, open_store
+from twinspark.distributed.join import Links, Traits, gather_ranks, join_rank0, listen
+from twinspark.distributed.launch import LocalRanks
+from twinspark.distributed.leaving import leave
+from twinspark.distributed.notes import Note
+from twinspark.distributed.plan_link import PlanReceiver, PlanSender
+from twinspark.errors import RankFailed, TwinSparkError
+
+JOIN_LIMIT_S = 300.0
+GRACE_S = 0.1
+LEAVE_S = 1.0
+CLOSE_S = 5.0
+POLL_S = 0.25
+
+OnWait = Callable[[str, float], None]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeamRules:
+    """How a team finds and watches itself.
+
+    Attributes:
+        size: number of ranks.
+        traits: what they must have in common.
+        timeout_s: silence that counts as death.
+        join_limit_s: longest wait for a rank, and for its weights to be loaded afterwards.
+        usable_bytes: this rank's memory, told to the others.
+        device: "cpu" or "cuda".
+        exits: rank 0's process ends with the ranks even where its main thread is stuck. That is
+            always so where a rank is another machine's, as nobody else can free the thread then.
+    """
+
+    size: int
+    traits: Traits
+    timeout_s: float
+    join_limit_s: float = JOIN_LIMIT_S
+    usable_bytes: Callable[[], int | None] = lambda: None
+    device: str = "cpu"
+    exits: bool = False
+
+
+class Team:
+    """What both kinds of rank have.
+
+    Attributes:
+        rank: this process.
+        size: number of ranks.
+        fate: the links on which ranks live and end together.
+        group: the collectives.
+    """
+
+    group: ProcessRank
+
+    def __init__(
+        self,
+        rank: int,
+        links: Links,
+        rules: TeamRules,
+        *,
+        how_ended: Callable[[int], str | None] = lambda _rank: None,
+    ) -> None:
+        """Take the links of a finished join and begin to watch."""
+        self.rank, self.size = rank, rules.size
+        self._rules = rules
+        self.fate = Fate(
+            rank,
+            links.fate,
+            timeout_s=rules.timeout_s,
+            usable_bytes=rules.usable_bytes,
+            on_failure=self._on_failure,
+            on_note=self._on_note,
+            how_ended=how_ended,
+        )
+
+    def failed(self, error: Exception) -> RankFailed:
+        """The cause behind a broken link or collective, which is a symptom on this rank.
+
+        Waits for the fate link to find the rank that is gone.
+        """
+        found = self.fate.wait_failure(self._rules.timeout_s + LEAVE_S)
+        return found or self.fate.fail(f"rank {self.rank} lost its link to the others: {error}")
+
+    def _on_failure(self, failure: RankFailed) -> None:
+        raise NotImplementedError
+
+    def _on_note(self, rank: int, note: Note) -> None:
+        raise NotImplementedError
+
+
+class LeadingTeam(Team):
+    """Rank 0's view.
+
+    Attributes:
+        plan: where plans go.
+        on_failure: called from the thread that found a failure, after ranks on this machine have
+            been ended; it must return soon or end the process. None: the error is raised where
+            the main thread next meets a link or a collective.
+    """
+
+    def __init__(
+        self, links: Links, rules: TeamRules, children: LocalRanks, on_wait: OnWait
+    ) -> None:
+        """See `lead`."""
+        self.on_failure: Callable[[RankFailed], None] | None = None
+        self._children = children
+        self._exits = rules.exits or len(children.ranks) < rules.size - 1
+        self._loaded: set[int] = set()
+        self._book = DigestBook()
+        self._main = threading.current_thread()
+        self._closed = threading.Event()
+        super().__init__(0, links, rules, how_ended=children.how_ended)
+        self.plan = PlanSender(links.plan)
+        self.fate.start()
+        on_wait("connecting the ranks", 0.0)
+
+    @property
+    def memory(self) -> list[RankMemory]:
+        """What every rank last said about its memory, in rank order."""
+        own = RankMemory(usable_bytes=self._rules.usable_bytes(), age_s=0.0)
+        return [own, *(told for _, told in sorted(self.fate.memory().items()))]
+
+    @property
+    def local_pids(self) -> dict[int, int]:
+        """Processes that this one started, by rank."""
+        return self._children.pids
+
+    def wait_loaded(self, on_wait: OnWait) -> None:
+        """Wait until every rank can take plans, then hold all of them to short silences.
+
+        Raises:
+            RankFailed: a rank failed, or took too long.
+        """
+        start_s = monotonic()
+        while len(self._loaded) < self.size - 1:
+            missing = [rank for rank in range(1, self.size) if rank not in self._loaded]
+            waited_s, limit_s = monotonic() - start_s, self._rules.join_limit_s
+            on_wait(
+                f"waiting for rank {', '.join(map(str, missing))} to load",
+                min(1.0, waited_s / limit_s),
+            )
+            if waited_s > limit_s:
+                raise self.fate.fail(f"rank {missing[0]} did not load within {limit_s:g} s")
+            if failure := self.fate.wait_failure(POLL_S / 5):
+                raise failure
+        self.fate.send({"type": "serving"})
+        self.fate.be_strict()
+
+    def check(self) -> None:
+        """See that no rank has failed so far.
+
+        Raises:
+            RankFailed: one has.
+        """
+        if self.fate.failure is not None:
+            raise self.fate.failure
+
+    def send(self, frame: Frame) -> bytes:
+        """Send a frame to every other rank; its bytes.
+
+        Raises:
+            RankFailed: a rank failed.
+        """
+        self.check()
+        data = frame.pack()
+        try:
+            self.plan.send(data)
+        except RankFailed as error:
+            raise self.failed(error) from error
+        return data
+
+    def fail(self, error: BaseException) -> RankFailed:
+        """Rank 0 cannot go on: tell the others why, and give what all end with."""
+        if isinstance(error, RankFailed):
+            return self.fate.fail(str(error))
+        return self.fate.fail(f"rank 0 failed: {describe(error)}")
+
+    def compare(self, number: int, digest: str) -> None:
+        """Compare rank 0's digest of a round with those that have come.
+
+        Raises:
+            RankFailed: another rank has another one.
+        """
+        if problem := self._book.add_own(number, digest):
+            raise self.fate.fail(problem)
+
+    def close(self) -> None:
+        """The orderly end: all other ranks are asked to go, and exit with 0."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        atexit.unregister(self.close)
+        if self.fate.failure is None:
+            self.fate.halt()
+            with suppress(RankFailed):
+                self.plan.send(Frame(kind=FrameKind.HALT).pack())
+            self.fate.wait_ended(CLOSE_S)
+            self._children.end(CLOSE_S)
+        self._children.end(GRACE_S)
+        self.fate.close()
+        self.plan.close()
+
+    def _on_failure(self, failure: RankFailed) -> None:
+        self._children.end(GRACE_S)  # a stopped one is killed, which frees who waits for it
+        if threading.current_thread() is self._main:
+            return  # it raises the failure itself
+        if self.on_failure is not None:
+            self.on_failure(failure)
+        elif self._exits and not self._closed.wait(LEAVE_S):
+            leave(str(failure))
+
+    def _on_note(self, rank: int, note: Note) -> None:
+        if note["type"] == "loaded":
+            self._loaded.add(rank)
+        elif note["type"] == "digest":
+            problem = self._book.add(rank, int(note["round"]), str(note["value"]))
+            if problem:
+                self.fate.fail(problem)
+
+
+class FollowingTeam(Team):
+    """Any other rank's view.
+
+    Attributes:
+        plan: where plans come from.
+    """
+
+    def __init__(self, rank: int, links: Links, rules: TeamRules) -> None:
+        """See `follow`."""
+        self._main = threading.current_thread()
+        self._finished = threading.Event()
+        super().__init__(rank, links, rules)
+        self.plan = PlanReceiver(links.plan[0])
+        self.fate.start()
+
+    def loaded(self) -> None:
+        """Tell rank 0 that this rank takes plans."""
+        self.fate.send({"type": "loaded"})
+
+    def send_digest(self, number: int, digest: str) -> None:
+        """Tell rank 0 this rank's digest of a round."""
+        self.fate.send({"type": "digest", "round": number, "value": digest})
+
+    def fail(self, error: BaseException) -> RankFailed:
+        """This rank cannot go on: tell the others why."""
+        if isinstance(error, RankFailed) and self.fate.failure is not None:
+            return self.fate.failure
+        return self.fate.fail(f"rank {self.rank} failed: {describe(error)}")
+
+    def close(self) -> None:
+        """The orderly end, after rank 0 has asked for it."""
+        self._finished.set()
+        self.fate.close()
+        self.plan.close()
+
+    def _on_failure(self, failure: RankFailed) -> None:
+        if threading.current_thread() is not self._main:
+            leave(str(failure))
+
+    def _on_note(self, rank: int, note: Note) -> None:
+        if note["type"] == "serving":
+            self.fate.be_strict()
+        elif note["type"] == "halt":
+            # also in the middle of loading, where nobody listens for the plan's last frame
+            threading.Thread(target=self._leave_soon, name="halt", daemon=True).start()
+
+    def _leave_soon(self) -> None:
+        if not self._finished.wait(LEAVE_S):
+            leave(f"rank {self.rank} ends: rank 0 has asked for it", code=0)
+
+
+def lead(
+    rules: TeamRules,
+    *,
+    address: tuple[str, int],
+    commands: Callable[[tuple[str, int]], Mapping[int, Sequence[str]]],
+    on_wait: OnWait,
+) -> LeadingTeam:
+    """Become rank 0: listen, start what runs on this machine, wait for all, connect.
+
+    Args:
+        rules: of the team.
+        address: where to listen; port 0 takes a free one.
+        commands: told the address, gives argument lists of ranks to start here, by rank.
+        on_wait: told what is awaited and the part of the time that is gone; may raise to end it.
+
+    Raises:
+        ConfigError: the address cannot be used.
+        RankFailed: a rank differs, fails or does not come.
+    """
+    with listen(*address) as listener:
+        here = listener.getsockname()[:2]
+        store, store_port = make_store(here[0])
+        children = LocalRanks(commands(here))
+        try:
+            links = gather_ranks(
+                listener,
+                rules.size,
+                rules.traits,
+                store=(here[0], store_port),
+                limit_s=rules.join_limit_s,
+                on_wait=on_wait,
+                check=children.check,
+            )
+        except BaseException:
+            children.end(LEAVE_S)
+            raise
+    for link in (*links.fate.values(), *links.plan.values()):
+        link.settimeout(None)
+    team = LeadingTeam(links, rules, children, on_wait)
+    atexit.register(team.close)
+    try:
+        team.group = make_group(
+            store, 0, rules.size, local_host=here[0], device=rules.device, failed=team.failed
+        )
+    except BaseException:
+        team.close()
+        raise
+    return team
+
+
+def follow(rank: int, rules: TeamRules, *, address: tuple[str, int]) -> FollowingTeam:
+    """Become another rank: find rank 0, join, connect.
+
+    Raises:
+        ConfigError: the address is none.
+        RankFailed: rank 0 is not there or refuses.
+    """
+    links = join_rank0(address, rank, rules.size, rules.traits, limit_s=rules.join_limit_s)
+    team = FollowingTeam(rank, links, rules)
+    local_host = _local_host(links.fate[0])
+    try:
+        team.group = make_group(
+            open_store(links.store),
+            rank,
+            rules.size,
+            local_host=local_host,
+            device=rules.device,
+            failed=team.failed,
+        )
+    except BaseException as error:
+        team.fail(error)
+        raise
+    return team
+
+
+def describe(error: BaseException) -> str:
+    """An error in one line."""
+    if isinstance(error, TwinSparkError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
+
+
+def _local_host(link: socket.socket) -> str:
+    return str(link.getsockname()[0])

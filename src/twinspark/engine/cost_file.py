@@ -1,0 +1,173 @@
+"""Keeps measured costs from one start of the engine to the next, in the user's cache folder.
+
+Owns the file and what it is valid for. A file that cannot be read or written only costs the
+measuring. Read next: `cost_probe.py` (what is measured), `costs.py`.
+"""
+
+import json
+import logging
+import os
+import platform
+import tempfile
+from collections.abc import Callable, Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from twinspark.config.engine import EngineConfig
+from twinspark.config.model import ModelConfig
+from twinspark.engine.cost_probe import TEXT, CostProbe
+from twinspark.engine.costs import CostTable
+from twinspark.engine.pool import PagePool
+from twinspark.engine.runner import Runner
+from twinspark.engine.speculation import Speculation
+from twinspark.errors import FormatError
+from twinspark.pack.format import MANIFEST_NAME
+from twinspark.text.tokenizer import Tokenizer
+from twinspark.version import VERSION
+
+FILE_FORMAT = 1
+
+logger = logging.getLogger(__name__)
+
+
+def settle_costs(
+    speculation: Speculation,
+    runner: Runner,
+    pool: PagePool,
+    *,
+    config: EngineConfig,
+    model: ModelConfig,
+    context_tokens: int,
+    tokenizer: Tokenizer,
+    pack: Path,
+    folder: Path,
+) -> None:
+    """Give an idle engine's drafting its prices, from the file or by measuring now.
+
+    Args:
+        speculation: takes the prices; nothing happens if it needs none.
+        runner: of the engine; nothing else runs on it meanwhile.
+        pool: of the engine; as it was afterwards.
+        config: settings of the engine.
+        model: of the pack.
+        context_tokens: positions of a slot.
+        tokenizer: of the pack.
+        pack: its folder.
+        folder: of the files.
+    """
+    if not speculation.needs_costs:
+        return
+    probe = CostProbe(
+        runner,
+        pool,
+        text_ids=tokenizer.encode_plain(TEXT),
+        slots=config.slots,
+        context_tokens=context_tokens,
+        max_rows=config.max_window_rows,
+        block=speculation.block,
+        history_tokens=model.engram_max_ngram_size - 1,
+    )
+    key = cost_key(config, pack, context_tokens=context_tokens)
+    speculation.costs = load_or_measure(
+        probe.run, key={**key, "block": speculation.block}, folder=folder
+    )
+
+
+def cost_key(config: EngineConfig, pack: Path, *, context_tokens: int) -> dict[str, Any]:
+    """Everything that times depend on: build, pack, settings, machine.
+
+    Args:
+        config: settings of the engine.
+        pack: folder of the pack.
+        context_tokens: positions of a slot.
+    """
+    return {
+        "version": VERSION,
+        "torch": torch.__version__,
+        "device": _processor(),
+        "threads": torch.get_num_threads(),
+        "pack": _pack_digest(pack),
+        "context_tokens": context_tokens,
+        **{
+            name: getattr(config, name)
+            for name in (
+                "slots", "max_window_rows", "virtual_shards", "ranks", "split_pool",
+                "page_tokens", "cache_format", "index_scratch_bytes",
+            )
+        },
+    }  # fmt: skip
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{platform.machine()} {len(names)} x {names[0]}" if names else platform.processor()
+
+
+def _pack_digest(pack: Path) -> str:
+    """The manifest's digest; without one, of the config and the files' names and sizes."""
+    digest = blake2b(digest_size=16)
+    manifest = pack / MANIFEST_NAME
+    if manifest.is_file():
+        digest.update(manifest.read_bytes())
+    else:
+        digest.update((pack / "config.json").read_bytes())
+        for file in sorted(file for file in pack.iterdir() if file.is_file()):
+            digest.update(f"{file.name} {file.stat().st_size}\n".encode())
+    return digest.hexdigest()
+
+
+def load_or_measure(
+    measure: Callable[[], CostTable], *, key: Mapping[str, Any], folder: Path
+) -> CostTable:
+    """The table of an earlier start with the same key, else a new one that is then kept.
+
+    A file that cannot be read or written only costs the measuring.
+
+    Args:
+        measure: makes a table.
+        key: everything the times depend on; values that JSON has.
+        folder: where files are kept; made if missing.
+    """
+    key = json.loads(json.dumps(key))
+    digest = blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=12).hexdigest()
+    path = folder / f"{digest}.json"
+    try:
+        return _read(path, key)
+    except FileNotFoundError:
+        logger.info("measuring what rounds cost; kept in %s", path)
+    except (OSError, ValueError, FormatError) as error:
+        logger.warning("cannot use %s (%s); measuring again", path, error)
+    table = measure()
+    try:
+        _write(path, {"format": FILE_FORMAT, "key": key, "table": table.to_json()})
+    except OSError as error:
+        logger.warning("cannot keep the measured costs in %s: %s", path, error)
+    return table
+
+
+def _read(path: Path, key: Mapping[str, Any]) -> CostTable:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(document, dict) or document.get("format") != FILE_FORMAT:
+        raise FormatError("not a file of measured costs, or of another version")
+    if document.get("key") != key:
+        raise FormatError("it was measured under other settings")
+    return CostTable.from_json(document.get("table"))
+
+
+def _write(path: Path, document: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, part = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(document, file, indent=1)
+        os.replace(part, path)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise

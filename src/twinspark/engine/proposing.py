@@ -1,0 +1,212 @@
+"""Proposals of one round: which windows copy, which are drafted by the model, and how deep.
+
+Owns no state; works on what `draft_state.py` keeps of each request. Read next: `depth.py`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from twinspark.engine.confidence import promise, survival
+from twinspark.engine.depth import choose_passes, pass_surplus, share_rows
+from twinspark.engine.draft_state import DraftState, Proposal
+from twinspark.engine.lookup import MAX_COPY, Copy
+from twinspark.model.step import DraftResult
+
+Floats = npt.NDArray[np.float64]
+Guess = Callable[[Sequence[int]], Sequence[DraftResult]]
+"""Numbers of candidates -> what one draft pass proposes for each."""
+
+_FULL_DEPTH_MATCH = 8  # without prices a copy needs a match this long
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A window that may get drafts.
+
+    Attributes:
+        state: of its request; the proposal is put there.
+        ids: prompt and reply so far.
+        most: most drafts that are useful.
+        end_id: the token that ends the reply, or None.
+        has_lookup: whether it may copy.
+        worth_us: what one more token of it is worth (`depth.py`).
+    """
+
+    state: DraftState
+    ids: Sequence[int]
+    most: int
+    end_id: int | None
+    has_lookup: bool
+    worth_us: float
+
+    def copy(self) -> Copy | None:
+        """What its own text offers."""
+        if not self.has_lookup:
+            return None
+        copy = self.state.find_copy(self.ids, min(self.most, MAX_COPY))
+        tokens = [] if copy is None else self.useful(copy.tokens)
+        return Copy(tokens=tokens, match=copy.match) if copy is not None and tokens else None
+
+    def useful(self, tokens: Sequence[int]) -> list[int]:
+        """Tokens that are worth a row: nothing is from the end token on."""
+        useful = list(tokens[: self.most])
+        return useful[: useful.index(self.end_id)] if self.end_id in useful else useful
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prices:
+    """What the next round costs.
+
+    Attributes:
+        slots: windows of the round.
+        line_us: cost of the round with 0, 1, ... drafts in all.
+        passes_us: cost of a draft pass over 0, 1, ... slots.
+    """
+
+    slots: int
+    line_us: Floats
+    passes_us: Floats
+
+    def rows_us(self, depth: int) -> Floats:
+        """Cost of 1, 2, ... `depth` drafts of one window alone."""
+        cost_us: Floats = self.line_us[1 : depth + 1] - self.line_us[0]
+        return cost_us
+
+    def share_us(self, depth: int) -> Floats:
+        """One window's share of the cost when all windows have 0, 1, ... `depth` drafts."""
+        return self.line_us[: depth * self.slots + 1 : self.slots] / self.slots
+
+
+def propose_fully(candidates: Sequence[Candidate], guess: Guess | None) -> int:
+    """Always the most drafts: a copy if a long match offers one, else the model's.
+
+    Returns:
+        how many candidates took part in a draft pass.
+    """
+    others = []
+    for number, candidate in enumerate(candidates):
+        copy = candidate.copy()
+        if copy is not None and copy.match >= _FULL_DEPTH_MATCH:
+            candidate.state.proposal = _of_copy(copy, len(copy.tokens))
+        else:
+            others.append(number)
+    if guess is None or not others:
+        return 0
+    for number, result in zip(others, guess(others), strict=True):
+        candidate = candidates[number]
+        tokens = candidate.useful(result.tokens)
+        candidate.state.counts.passes += 1
+        candidate.state.proposal = _of_model(tokens, promise(result.confidence))
+    return len(others)
+
+
+def propose_priced(candidates: Sequence[Candidate], guess: Guess | None, prices: Prices) -> int:
+    """Drafts that are expected to bring more than their time would bring otherwise.
+
+    Returns:
+        how many candidates took part in a draft pass.
+    """
+    surplus = np.zeros(len(candidates))
+    if guess is not None:
+        records = [c.state.passes for c in candidates]
+        surplus = pass_surplus(
+            records,
+            worth_us=[c.worth_us for c in candidates],
+            line_us=prices.share_us(records[0].gains.shape[1] - 1),
+        )
+    pass_us = prices.passes_us[len(candidates)] / len(candidates)
+    offers: dict[int, tuple[Copy, Floats]] = {}
+    others = []
+    for number, candidate in enumerate(candidates):
+        copy = candidate.copy()
+        if copy is None:
+            others.append(number)
+            continue
+        chance = candidate.state.copies.chance(copy.match)
+        gains_us = candidate.worth_us * survival(np.full(len(copy.tokens), chance))
+        paid_us = gains_us.cumsum() - prices.rows_us(len(copy.tokens))
+        if paid_us.max() > max(0.0, surplus[number] - pass_us):
+            offers[number] = copy, gains_us
+        elif candidate.state.copies.skip(copy.match):
+            candidate.state.proposal = _of_copy(copy, 1 + int(paid_us.argmax()))
+        else:
+            others.append(number)
+    drafted = _draft(candidates, others, guess, surplus, prices)
+    _share(candidates, offers, drafted, prices)
+    return len(drafted)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Drafted:
+    """What a pass proposed for one candidate."""
+
+    tokens: list[int]
+    promised: Floats
+    alive: Floats
+    was_trial: bool
+
+
+def _draft(
+    candidates: Sequence[Candidate],
+    numbers: Sequence[int],
+    guess: Guess | None,
+    surplus: Floats,
+    prices: Prices,
+) -> dict[int, _Drafted]:
+    if guess is None or not numbers:
+        return {}
+    due = {n: candidates[n].state.passes.is_due for n in numbers}
+    chosen = choose_passes(
+        surplus[list(numbers)], list(due.values()), prices.passes_us[: len(numbers) + 1]
+    )
+    taking = [numbers[i] for i in chosen]
+    was_trial = any(due[number] for number in taking)
+    for number in set(numbers) - set(taking):
+        candidates[number].state.passes.skip()
+    found = {}
+    for number, result in zip(taking, guess(taking) if taking else (), strict=True):
+        candidate = candidates[number]
+        candidate.state.counts.passes += 1
+        tokens = candidate.useful(result.tokens)
+        chances = candidate.state.calibration.chances(result.confidence)[: len(tokens)]
+        found[number] = _Drafted(
+            tokens=tokens,
+            promised=promise(result.confidence),
+            alive=survival(chances),
+            was_trial=was_trial,
+        )
+    return found
+
+
+def _share(
+    candidates: Sequence[Candidate],
+    offers: dict[int, tuple[Copy, Floats]],
+    drafted: dict[int, _Drafted],
+    prices: Prices,
+) -> None:
+    """Deal the rows out and write proposals and records."""
+    gains_us = [gains_us for _, gains_us in offers.values()]
+    gains_us += [candidates[n].worth_us * found.alive for n, found in drafted.items()]
+    depths = share_rows(gains_us, prices.line_us)
+    for (number, (copy, _)), depth in zip(offers.items(), depths, strict=False):
+        candidates[number].state.proposal = _of_copy(copy, depth)
+    pass_us = prices.passes_us[len(drafted)] / max(1, len(drafted))
+    for (number, found), depth in zip(drafted.items(), depths[len(offers) :], strict=True):
+        state = candidates[number].state
+        state.proposal = _of_model(found.tokens[:depth], found.promised)
+        row_us = prices.share_us(depth)[-1] - prices.share_us(0)[0]
+        gain_us = candidates[number].worth_us * float(found.alive[:depth].sum())
+        state.passes.observe(
+            found.alive, was_trial=found.was_trial, paid=gain_us > pass_us + row_us
+        )
+
+
+def _of_copy(copy: Copy, depth: int) -> Proposal:
+    return Proposal(tokens=copy.tokens[:depth], source="copy", match=copy.match)
+
+
+def _of_model(tokens: list[int], promised: Floats) -> Proposal:
+    return Proposal(tokens=tokens, source="model", promised=promised)

@@ -1,0 +1,249 @@
+"""One rank dies, stops, differs or fails: all end with 70 within seconds, with the cause named.
+
+Times are upper bounds tied to the promise of three seconds, with room for a busy machine.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from time import monotonic, sleep
+
+import httpx
+import pytest
+from tests.live_server import wait_until
+from tests.rank_packs import whole_pack
+from tests.server_process import ServerProcess, is_alive
+
+from twinspark import LLM, Sampling
+from twinspark.config.engine import EngineConfig
+from twinspark.distributed.join import parse_address
+from twinspark.distributed.leaving import EXIT_RANKS
+from twinspark.engine.ranks import lead_ranks
+from twinspark.errors import EngineDied, RankFailed
+from twinspark.pack.reader import open_pack
+
+CHILD = Path(__file__).with_name("rank_child.py")
+LONG = {"max_position_embeddings": 8192}
+SOON_S = 3.0
+SLACK_S = 5.0
+SETTINGS = {"max_context_tokens": 4096, "page_tokens": 16, "slots": 2}
+ENDLESS = Sampling(max_tokens=4000, ignore_eos=True, seed=3)
+
+
+def free_address():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+class RankProcess:
+    """A running `rank_child.py`, with what it wrote."""
+
+    def __init__(self, path, rank, address, mode="well"):
+        self.process = subprocess.Popen(
+            [sys.executable, str(CHILD), str(path), str(rank), address, mode],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.pieces, self.lines = 0, []
+        self._readers = [threading.Thread(target=read) for read in (self._count, self._read)]
+        for reader in self._readers:
+            reader.start()
+
+    def _count(self):
+        for _ in self.process.stdout:
+            self.pieces += 1
+
+    def _read(self):
+        self.lines += iter(self.process.stderr.readline, "")
+
+    @property
+    def said(self):
+        return "".join(self.lines)
+
+    def end(self, timeout_s=60):
+        """The exit code, and what it said."""
+        code = self.process.wait(timeout_s)
+        for reader in self._readers:
+            reader.join(5)
+        return code, self.said
+
+    def close(self):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.send_signal(signal.SIGCONT)
+        self.end()
+        self.process.stdout.close()
+        self.process.stderr.close()
+
+
+class Starter:
+    """Starts ranks, which are ended whatever happens."""
+
+    def __init__(self):
+        self.started = []
+
+    def __call__(self, zero, one, mode="well"):
+        """Both ranks of a pair."""
+        address = free_address()
+        self.started.append(RankProcess(zero, 0, address))
+        return [self.started[-1], self.one(one, address, mode)]
+
+    def one(self, path, address, mode="well"):
+        """Rank 1 alone."""
+        self.started.append(RankProcess(path, 1, address, mode))
+        return self.started[-1]
+
+
+@pytest.fixture
+def start():
+    starter = Starter()
+    yield starter
+    for rank in starter.started:
+        rank.close()
+
+
+def running(zero, one):
+    wait_until(lambda: zero.pieces > 3 or zero.process.poll() is not None, 60)
+    assert zero.process.poll() is None, zero.said + one.said
+
+
+def test_ranks_that_differ_do_not_start(start):
+    """Another pack, another setting, another version: each named, with both values."""
+    exl3, plain = whole_pack("exl3", **LONG), whole_pack("plain", **LONG)
+    pairs = [start(exl3, plain)]
+    refused = {"setting slots is 3, rank 0 has 2": "slots", "version is 0.0.1, rank": "version"}
+    config = EngineConfig(ranks=2, **SETTINGS)
+    for difference, mode in refused.items():
+        address = free_address()
+        one = start.one(exl3, address, mode)
+        with pytest.raises(RankFailed, match=f"rank 1 cannot join: its {difference}"):
+            lead_ranks(
+                open_pack(exl3),
+                config,
+                rendezvous=parse_address(address),
+                on_wait=lambda _what, _part: None,
+                commands=lambda _here: {},
+            )
+        pairs.append([one])
+    for pair, difference in zip(pairs, ["pack digest is", *refused], strict=True):
+        for rank in pair:
+            code, said = rank.end()
+            assert code == EXIT_RANKS, said
+            assert f"rank 1 cannot join: its {difference}" in said
+            assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("mode", "cause"),
+    [
+        ("raises", "rank 1 failed: RuntimeError: the device is on fire"),
+        ("bits", "rank 1 fell out of step: after round "),
+    ],
+)
+def test_a_fault_of_one_rank_ends_both(start, mode, cause):
+    zero, one = start(whole_pack("exl3", **LONG), whole_pack("exl3", **LONG), mode)
+    for rank in (zero, one):
+        code, said = rank.end()
+        assert code == EXIT_RANKS, said
+        assert cause in said
+    assert ("Traceback" in one.said) == (mode == "raises")
+    assert "Traceback" not in zero.said
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_follower_that_loses_rank_0_ends_by_itself(start, how):
+    zero, one = start(whole_pack("exl3", **LONG), whole_pack("exl3", **LONG))
+    running(zero, one)
+    begin = monotonic()
+    zero.process.send_signal(how)
+    code, said = one.end()
+    assert code == EXIT_RANKS, said
+    assert monotonic() - begin < SOON_S + SLACK_S
+    assert "rank 1 ended, because rank 0 is gone for it: " in said
+    if how == signal.SIGSTOP:
+        assert "it stopped answering" in said
+        sleep(max(0.0, begin + 5 - monotonic()))
+        zero.process.send_signal(signal.SIGCONT)
+        code, said = zero.end()
+        assert code == EXIT_RANKS, said
+        assert "rank 1 ended, because rank 0 is gone for it: it stopped answering" in said
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_library_user_gets_an_error_and_goes_on(how):
+    """A rank that was started here dies or stops in the middle of rounds, and is seen off."""
+    llm = LLM(whole_pack("exl3", **LONG), ranks=2, **SETTINGS)
+    pid = llm._loaded.team.local_pids[1]
+    stream = llm.stream("ab", ENDLESS)
+    next(stream)
+    begin = monotonic()
+    os.kill(pid, how)
+    cause = "its process was killed by SIGKILL" if how == signal.SIGKILL else "stopped answering"
+    with pytest.raises(RankFailed, match=f"rank 1 is gone: .*{cause}"):
+        for _ in stream:
+            pass
+    wait_until(lambda: not is_alive(pid))
+    assert monotonic() - begin < SOON_S + SLACK_S
+    with pytest.raises(EngineDied):
+        llm.generate("ab")
+    llm.close()
+    alone = LLM(whole_pack("exl3", **LONG), **SETTINGS)
+    assert len(alone.generate("ab", Sampling(max_tokens=2, ignore_eos=True)).token_ids) == 2
+
+
+class Server(ServerProcess):
+    def __init__(self, path):
+        flags = ["--port", "0", "--tp", "2", "--max-context", "4096", "--grace", "0.2"]
+        super().__init__([sys.executable, "-m", "twinspark", "serve", str(path), *flags])
+
+    def follower(self):
+        children = Path(f"/proc/{self.engine_pid}/task/{self.engine_pid}/children").read_text()
+        return int(children.split()[0])
+
+
+@pytest.fixture
+def server():
+    found = Server(whole_pack("exl3", **LONG))
+    yield found
+    found.close()
+
+
+def ask(url, **fields):
+    body = {"messages": [{"role": "user", "content": "ab"}], "stream": True, "max_tokens": 4000}
+    return httpx.stream("POST", url + "/v1/chat/completions", json=body | fields, timeout=60)
+
+
+def test_a_server_whose_follower_dies_answers_everybody_and_ends_with_70(server):
+    url = server.wait_ready()
+    engine_pid, follower = server.engine_pid, server.follower()
+    with ask(url) as first, ask(url, seed=5) as second:
+        lines = [first.iter_lines(), second.iter_lines()]
+        for each in lines:
+            next(each)
+        begin = monotonic()
+        os.kill(follower, signal.SIGKILL)
+        for each in lines:
+            data = [line.removeprefix("data: ") for line in each if line.startswith("data: {")]
+            message = json.loads(data[-1])["error"]["message"]
+            assert "rank 1 is gone: its process was killed by SIGKILL" in message
+        assert monotonic() - begin < SOON_S + SLACK_S
+    assert server.wait(20) == EXIT_RANKS, server.said
+    assert monotonic() - begin < SOON_S + 2 * SLACK_S
+    assert "rank 1 is gone: its process was killed by SIGKILL" in server.said
+    assert not is_alive(engine_pid) and not is_alive(follower)
+
+
+def test_a_clean_stop_looks_like_no_failure(server):
+    url = server.wait_ready()
+    engine_pid, follower = server.engine_pid, server.follower()
+    with ask(url) as reply:
+        lines = reply.iter_lines()
+        next(lines)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait(30) == 0, server.said
+    assert not is_alive(engine_pid) and not is_alive(follower)
+    assert "gone" not in server.said and "Traceback" not in server.said
