@@ -1,0 +1,226 @@
+// What all EXL3 products on a GPU share: decoding, rotation, order between copies and kernels.
+//
+// Canonical order of a product: inputs in chunks of 512, one tensor-core accumulator a chunk (16 inputs
+// a step, ascending), chunk sums added ascending in fp32. Every kernel follows it, so kernel, grid and
+// number of rows change no bit. No system headers, so that the run-time compiler needs none. Built
+// without contraction of a * b + c, which could differ between variants.
+//
+// Macros: BITS 1..8, CODEBOOK 0 mul1, 1 mcg, 2 3inst.
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef unsigned short u16;
+
+#define CHUNK 512
+#define KTILES (CHUNK / 16)
+#define PART 8  // k tiles behind one barrier
+#define PARTS (KTILES / PART)
+#define TILE_WORDS (8 * BITS)
+#define INV_SQRT128 0.08838834764831845f
+#define HALF_MAX 65504.f
+
+enum { TYPE_BF16 = 0, TYPE_FP16 = 1, TYPE_FP32 = 2 };
+
+__device__ __forceinline__ u32 smem_address(const void* p) {
+  u32 a;
+  asm("{ .reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t; }" : "=r"(a) : "l"(p));
+  return a;
+}
+__device__ __forceinline__ float half_to_float(u32 v) {
+  float f;
+  asm("{ .reg .b16 h; cvt.u16.u32 h, %1; cvt.f32.f16 %0, h; }" : "=f"(f) : "r"(v));
+  return f;
+}
+__device__ __forceinline__ u32 to_half2(float lo, float hi) {
+  u32 d;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(hi), "f"(lo));
+  return d;
+}
+__device__ __forceinline__ u32 to_bf162(float lo, float hi) {
+  u32 d;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(hi), "f"(lo));
+  return d;
+}
+__device__ __forceinline__ float clamp_half(float v) {  // not a number stays what it is
+  asm("min.NaN.f32 %0, %0, %1;" : "+f"(v) : "f"(HALF_MAX));
+  asm("max.NaN.f32 %0, %0, %1;" : "+f"(v) : "f"(-HALF_MAX));
+  return v;
+}
+
+// ---- order between blocks, kernels and copies
+
+__device__ __forceinline__ void wait_for_producer() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+__device__ __forceinline__ void let_consumer_start() {
+  asm volatile("griddepcontrol.launch_dependents;");
+}
+__device__ __forceinline__ void barrier_init(u32 at, u32 count) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
+}
+__device__ __forceinline__ void barriers_ready() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ __forceinline__ void barrier_expect(u32 at, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(u32 at, u32 parity) {
+  asm volatile(
+      "{\n .reg .pred p;\n again:\n mbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n"
+      " @p bra done;\n bra again;\n done:\n }" ::"r"(at), "r"(parity) : "memory");
+}
+__device__ __forceinline__ void bulk_copy(u32 to, const void* from, u32 bytes, u32 barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier) : "memory");
+}
+// ---- weights
+
+__device__ __forceinline__ u32 weight_pair(u32 s0, u32 s1) {  // two states to two fp16 weights
+  u32 d;
+#if CODEBOOK == 0
+  const u32 sum0 = __dp4a(s0 * 0x83DCD12Du, 0x01010101u, 0x6400u);  // fp16 bits of 1024 + byte sum
+  const u32 sum1 = __dp4a(s1 * 0x83DCD12Du, 0x01010101u, 0x6400u);
+  const u32 packed = __byte_perm(sum0, sum1, 0x5410);
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(packed), "r"(0x1EEE1EEEu), "r"(0xC931C931u));
+#else
+#if CODEBOOK == 1
+  u32 x0 = s0 * 0xCBAC1FEDu, x1 = s1 * 0xCBAC1FEDu;
+#else
+  u32 x0 = s0 * 89226354u + 64248484u, x1 = s1 * 89226354u + 64248484u;
+#endif
+  x0 = (x0 & 0x8FFF8FFFu) ^ 0x3B603B60u;
+  x1 = (x1 & 0x8FFF8FFFu) ^ 0x3B603B60u;
+  const u32 low = __byte_perm(x0, x1, 0x5410), high = __byte_perm(x0, x1, 0x7632);
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(low), "r"(high));
+#endif
+  return d;
+}
+
+// A lane owns 8 consecutive values. Up to 4 bits their windows lie in two neighbouring words; wider
+// ones in two pairs, at 7 bits in four.
+#define GROUPS (BITS <= 4 ? 1 : (BITS == 7 ? 4 : 2))
+#define GROUP_VALUES (8 / GROUPS)
+struct Words { u32 hi[GROUPS], lo[GROUPS]; };
+struct Places { int hi[GROUPS], lo[GROUPS]; u32 shift[GROUPS]; };
+
+__device__ __forceinline__ Places places(int lane) {
+  Places p;
+#pragma unroll
+  for (int g = 0; g < GROUPS; g++) {
+    const int end = (8 * lane + GROUP_VALUES * (g + 1)) * BITS;
+    p.lo[g] = (end - 1) >> 5;
+    p.hi[g] = (p.lo[g] == 0 ? TILE_WORDS : p.lo[g]) - 1;  // the ring wraps
+    p.shift[g] = (32 - (end & 31)) & 31;
+  }
+  return p;
+}
+__device__ __forceinline__ void load_words(Words& w, const u32* tile, const Places& p) {
+#pragma unroll
+  for (int g = 0; g < GROUPS; g++) {
+    w.hi[g] = tile[p.hi[g]];
+    w.lo[g] = tile[p.lo[g]];
+  }
+}
+// Bits [shift, shift + 16) of hi:lo; `mid` is hi:lo shifted right by 16, `shift` a constant.
+__device__ __forceinline__ u32 window(u32 lo, u32 mid, int shift) {
+  if (shift == 0) return lo & 0xffff;
+  if (shift == 16) return lo >> 16;
+  if (shift == 8) return __byte_perm(lo, 0, 0x4421);
+  if (shift < 16) return __byte_perm(lo << (16 - shift), 0, 0x4432);
+  if (shift == 24) return __byte_perm(mid, 0, 0x4421);
+  return __byte_perm(mid << (32 - shift), 0, 0x4432);
+}
+// The A operand of one m16n8k16: 16 outputs by 16 inputs (the format's stream order is that of lanes).
+__device__ __forceinline__ void decode(const Words& words, const Places& p, u32 w[4]) {
+  u32 s[8];
+#pragma unroll
+  for (int g = 0; g < GROUPS; g++) {
+    const u32 lo = __funnelshift_r(words.lo[g], words.hi[g], p.shift[g]), hi = words.hi[g] >> p.shift[g];
+    const u32 mid = __funnelshift_r(lo, hi, 16);
+#pragma unroll
+    for (int i = 0; i < GROUP_VALUES; i++)
+      s[g * GROUP_VALUES + i] = window(lo, mid, (GROUP_VALUES - 1 - i) * BITS);
+  }
+  w[0] = weight_pair(s[0], s[1]); w[2] = weight_pair(s[2], s[3]);
+  w[1] = weight_pair(s[4], s[5]); w[3] = weight_pair(s[6], s[7]);
+}
+__device__ __forceinline__ void mma(float c[4], const u32 a[4], u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void load_b(u32 address, u32 b[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "r"(address));
+}
+// ---- rows in and out
+
+// Hadamard over 128 values of a warp, 4 consecutive ones a lane; one fixed order of additions.
+__device__ __forceinline__ void hadamard(float v[4]) {
+  const float a = v[0] + v[1], b = v[0] - v[1], c = v[2] + v[3], d = v[2] - v[3];
+  v[0] = a + c; v[1] = b + d; v[2] = a - c; v[3] = b - d;
+  const int lane = threadIdx.x & 31;
+#pragma unroll
+  for (int bit = 1; bit < 32; bit <<= 1) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const float other = __shfl_xor_sync(0xffffffffu, v[i], bit);
+      v[i] = (lane & bit) ? other - v[i] : v[i] + other;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 4; i++) v[i] *= INV_SQRT128;
+}
+struct Four { u32 a, b, c, d; };  // four values as loaded: two words for 16 bits each, four for 32
+__device__ __forceinline__ Four load_four(const void* x, u64 at, int type) {
+  Four f = {0, 0, 0, 0};
+  if (type == TYPE_FP32) {
+    const uint4 v = *(const uint4*)((const u32*)x + at);
+    f.a = v.x; f.b = v.y; f.c = v.z; f.d = v.w;
+  } else {
+    const uint2 v = *(const uint2*)((const u16*)x + at);
+    f.a = v.x; f.b = v.y;
+  }
+  return f;
+}
+__device__ __forceinline__ void widen(const Four& f, int type, float v[4]) {
+  if (type == TYPE_FP32) {
+    v[0] = __uint_as_float(f.a); v[1] = __uint_as_float(f.b);
+    v[2] = __uint_as_float(f.c); v[3] = __uint_as_float(f.d);
+  } else if (type == TYPE_BF16) {
+    v[0] = __uint_as_float(f.a << 16); v[1] = __uint_as_float(f.a & 0xffff0000u);
+    v[2] = __uint_as_float(f.b << 16); v[3] = __uint_as_float(f.b & 0xffff0000u);
+  } else {
+    v[0] = half_to_float(f.a & 0xffff); v[1] = half_to_float(f.a >> 16);
+    v[2] = half_to_float(f.b & 0xffff); v[3] = half_to_float(f.b >> 16);
+  }
+}
+// Four inputs of a lane times suh, rotated over the warp's 128, rounded to fp16.
+__device__ __forceinline__ uint2 rotate_four(const Four& f, int type, uint2 suh) {
+  float v[4];
+  widen(f, type, v);
+  v[0] *= half_to_float(suh.x & 0xffff); v[1] *= half_to_float(suh.x >> 16);
+  v[2] *= half_to_float(suh.y & 0xffff); v[3] *= half_to_float(suh.y >> 16);
+  hadamard(v);
+  uint2 o;
+  o.x = to_half2(clamp_half(v[0]), clamp_half(v[1]));
+  o.y = to_half2(clamp_half(v[2]), clamp_half(v[3]));
+  return o;
+}
+struct Output { const u16 *svh, *bias; void* y; int type; };
+// Rotates a row's 128 outputs, scales, adds the bias and stores; `column` is the lane's first.
+__device__ __forceinline__ void finish_row(float v[4], const Output& out, u64 row_start, int column) {
+  hadamard(v);
+  const uint2 s = *(const uint2*)(out.svh + column);
+  v[0] *= half_to_float(s.x & 0xffff); v[1] *= half_to_float(s.x >> 16);
+  v[2] *= half_to_float(s.y & 0xffff); v[3] *= half_to_float(s.y >> 16);
+  if (out.bias) {
+    const uint2 b = *(const uint2*)(out.bias + column);
+    v[0] += half_to_float(b.x & 0xffff); v[1] += half_to_float(b.x >> 16);
+    v[2] += half_to_float(b.y & 0xffff); v[3] += half_to_float(b.y >> 16);
+  }
+  const u64 at = row_start + column;
+  if (out.type == TYPE_FP32) *(float4*)((float*)out.y + at) = make_float4(v[0], v[1], v[2], v[3]);
+  else if (out.type == TYPE_BF16) *(uint2*)((u16*)out.y + at) = make_uint2(to_bf162(v[0], v[1]), to_bf162(v[2], v[3]));
+  else *(uint2*)((u16*)out.y + at) = make_uint2(to_half2(v[0], v[1]), to_half2(v[2], v[3]));
+}

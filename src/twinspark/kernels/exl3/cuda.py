@@ -1,0 +1,270 @@
+"""The EXL3 linear layer on CUDA devices: weights stay packed and are decoded inside the product.
+
+Same mathematics and summation order as `linear.py`; a row's bits depend on the row, the matrix and
+the device only. Owns the launches; which kernel is in cuda_plan.py, the arithmetic in common.cuh,
+rows.cu and tiles.cu. Letters: T rows, K inputs, N outputs. Read next: `kernels/cuda/launch.py`.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from twinspark.errors import KernelUnsupported
+from twinspark.kernels.cuda.launch import (
+    CudaModule,
+    capability,
+    num_processors,
+    shared_bytes,
+    why_not_launch,
+)
+from twinspark.kernels.exl3.codebook import Codebook
+from twinspark.kernels.exl3.cuda_plan import (
+    MOST_ROWS,
+    Device,
+    RowsPlan,
+    TilesPlan,
+    plan_rows,
+    plan_tiles,
+    prefer_tiles,
+    rows_defines,
+    tiles_defines,
+)
+from twinspark.kernels.exl3.linear import CHUNK_INPUTS, Exl3Matrix
+
+ROWS_SOURCE = Path(__file__).with_name("rows.cu")
+TILES_SOURCE = Path(__file__).with_name("tiles.cu")
+_TYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+
+
+@dataclass(frozen=True)
+class CudaExl3:
+    """A matrix on a CUDA device, as packed as in its file.
+
+    Attributes:
+        trellis: [K/16, N/16, 16 * bits] int16, contiguous.
+        suh_K: [K] fp16.
+        svh_N: [N] fp16.
+        bias_N: [N] fp16, or None.
+        codebook: how states become values.
+        cache_dir: where compiled kernels are kept, or None.
+    """
+
+    trellis: Tensor
+    suh_K: Tensor
+    svh_N: Tensor
+    bias_N: Tensor | None
+    codebook: Codebook
+    cache_dir: Path | None = None
+
+    @property
+    def in_features(self) -> int:
+        """Inputs K."""
+        return self.trellis.shape[0] * 16
+
+    @property
+    def out_features(self) -> int:
+        """Outputs N."""
+        return self.trellis.shape[1] * 16
+
+    @property
+    def bits(self) -> int:
+        """Bits a weight."""
+        return self.trellis.shape[2] // 16
+
+    @property
+    def num_bytes(self) -> int:
+        """Device memory held."""
+        held = (self.trellis, self.suh_K, self.svh_N, self.bias_N)
+        return sum(t.numel() * t.element_size() for t in held if t is not None)
+
+
+def why_not_cuda(matrix: Exl3Matrix) -> str | None:
+    """Why this body cannot multiply by `matrix` where its tensors are, or None when it can."""
+    if matrix.trellis.shape[2] % 16:
+        return f"it decodes 1 to 8 whole bits a weight, the matrix has {matrix.bits}"
+    return why_not_launch(matrix.trellis.device)
+
+
+def prepare_exl3_cuda(matrix: Exl3Matrix, *, cache_dir: Path | None = None) -> CudaExl3:
+    """Take a matrix whose tensors are on a CUDA device; nothing is decoded.
+
+    Args:
+        matrix: the matrix.
+        cache_dir: where compiled kernels are kept between processes, or None.
+
+    Raises:
+        KernelUnsupported: this body cannot multiply by it; the text says why.
+    """
+    reason = why_not_cuda(matrix)
+    if reason is not None:
+        raise KernelUnsupported(f"the CUDA body of the EXL3 product does not fit: {reason}")
+    device = matrix.trellis.device
+    prepared = CudaExl3(
+        trellis=matrix.trellis.contiguous(),
+        suh_K=_scales(matrix.suh),
+        svh_N=_scales(matrix.svh),
+        bias_N=None if matrix.bias is None else _scales(matrix.bias),
+        codebook=matrix.codebook,
+        cache_dir=cache_dir,
+    )
+    # Kernels read weights before the kernel ahead of them has ended: nothing may still write them.
+    torch.cuda.current_stream(device).synchronize()
+    return prepared
+
+
+def exl3_rows(
+    x_TK: Tensor,
+    prepared: CudaExl3,
+    *,
+    out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Multiply rows by an EXL3 matrix on its device, on torch's current stream.
+
+    A row's bits depend on that row and the matrix only, not on T.
+
+    Args:
+        x_TK: [T, K] bf16, fp16 or fp32, on the matrix's device; T may be 0. Not modified.
+        prepared: the matrix.
+        out_dtype: dtype of the result, one of the three; by default that of `x_TK`.
+        out: where to put the result, contiguous [T, N] of `out_dtype`, or None.
+
+    Returns:
+        [T, N], contiguous.
+
+    Raises:
+        ValueError: a width, dtype or device that does not fit; the text says which.
+    """
+    out_dtype = out_dtype or x_TK.dtype
+    _check(x_TK, prepared, out_dtype)
+    shape = (x_TK.shape[0], prepared.out_features)
+    if out is None:
+        out = torch.empty(shape, dtype=out_dtype, device=x_TK.device)
+    elif out.shape != shape or out.dtype != out_dtype or not out.is_contiguous():
+        raise ValueError(
+            f"out must be contiguous {out_dtype} {shape}, it is {out.dtype} {tuple(out.shape)}"
+        )
+    x_TK = _aligned(x_TK)
+    with torch.cuda.device(x_TK.device):
+        tiles = _tiles_for(x_TK, prepared)
+        if tiles is not None:
+            _launch_tiles(x_TK, prepared, out, tiles)
+            return out
+        for first in range(0, x_TK.shape[0], MOST_ROWS):
+            rows = slice(first, first + MOST_ROWS)
+            _launch_rows(x_TK[rows], prepared, out[rows])
+    return out
+
+
+def _check(x_TK: Tensor, prepared: CudaExl3, out_dtype: torch.dtype) -> None:
+    if x_TK.ndim != 2 or x_TK.shape[1] != prepared.in_features:
+        raise ValueError(
+            f"expected rows of {prepared.in_features} values, got shape {tuple(x_TK.shape)}"
+        )
+    for name, dtype in (("x", x_TK.dtype), ("the result", out_dtype)):
+        if dtype not in _TYPES:
+            raise ValueError(
+                f"{name} must be bfloat16, float16 or float32 on a CUDA device, it is {dtype}"
+            )
+    if x_TK.device != prepared.trellis.device:
+        raise ValueError(
+            f"x is on {x_TK.device}, the matrix on {prepared.trellis.device}; move x there"
+        )
+
+
+def _scales(vector: Tensor) -> Tensor:
+    return _aligned(vector.to(torch.float16).view(1, -1)).view(-1)
+
+
+def _aligned(x_TK: Tensor) -> Tensor:
+    """Rows that can be read 16 bytes at a time."""
+    size = x_TK.element_size()
+    if x_TK.stride(1) == 1 and x_TK.stride(0) * size % 16 == 0 and x_TK.data_ptr() % 16 == 0:
+        return x_TK
+    return x_TK.clone(memory_format=torch.contiguous_format)
+
+
+@cache
+def _device(index: int) -> Device:
+    return Device(
+        processors=num_processors(index),
+        shared=shared_bytes(index),
+        wgmma=capability(index) == (9, 0),
+    )
+
+
+@cache
+def _module(
+    source: Path, index: int, defines: tuple[tuple[str, int], ...], cache_dir: Path | None
+) -> CudaModule:
+    return CudaModule(source, index, dict(defines), cache_dir)
+
+
+@cache
+def _rows_plan(index: int, rows: int, inputs: int, outputs: int, bits: int) -> RowsPlan:
+    return plan_rows(rows, inputs, outputs, bits, _device(index))
+
+
+def _tiles_for(x_TK: Tensor, prepared: CudaExl3) -> TilesPlan | None:
+    """The plan of tiles.cu where it is the faster kernel, else None."""
+    device = _device(x_TK.device.index)
+    plan = plan_tiles(prepared.bits, device)
+    rows, inputs = x_TK.shape
+    return plan if prefer_tiles(rows, inputs, prepared.out_features, plan, device) else None
+
+
+def _launch_rows(x_MK: Tensor, prepared: CudaExl3, y_MN: Tensor) -> None:
+    num, inputs = x_MK.shape
+    outputs, index = prepared.out_features, x_MK.device.index
+    chunks, x_type, pitch = -(-inputs // CHUNK_INPUTS), _TYPES[x_MK.dtype], x_MK.stride(0)
+    plan = _rows_plan(index, num, inputs, outputs, prepared.bits)
+    defines = rows_defines(prepared.bits, prepared.codebook, plan)
+    module = _module(ROWS_SOURCE, index, tuple(defines.items()), prepared.cache_dir)
+    sums = torch.empty(chunks, num, outputs, dtype=torch.float32, device=x_MK.device)
+    quads = -(-num // 4)
+    rows = x_MK
+    if not plan.fused:
+        rows = torch.empty(num, inputs, dtype=torch.float16, device=x_MK.device)
+        args = (x_MK, prepared.suh_K, rows, num, inputs, pitch, x_type)
+        module.launch("exl3_rotate", (inputs // 128, quads, 1), 128, args)
+    module.launch(
+        "exl3_unit",
+        (outputs // (16 * plan.warps), chunks, 1),
+        32 * plan.warps,
+        (prepared.trellis, prepared.suh_K, rows, sums, num, inputs, outputs, pitch, x_type),
+        shared=plan.shared,
+    )
+    scales = (prepared.svh_N, prepared.bias_N)
+    shape = (num, outputs, chunks, _TYPES[y_MN.dtype])
+    module.launch("exl3_finish", (outputs // 128, quads, 1), 128, (sums, *scales, y_MN, *shape))
+
+
+def _launch_tiles(x_MK: Tensor, prepared: CudaExl3, y_MN: Tensor, plan: TilesPlan) -> None:
+    num, inputs = x_MK.shape
+    outputs, index = prepared.out_features, x_MK.device.index
+    defines = tiles_defines(prepared.bits, prepared.codebook, plan)
+    module = _module(TILES_SOURCE, index, tuple(defines.items()), prepared.cache_dir)
+    blocks = -(-num // plan.rows)
+    rows = torch.empty(blocks * plan.rows, inputs, dtype=torch.float16, device=x_MK.device)
+    args = (x_MK, prepared.suh_K, rows, num, inputs, x_MK.stride(0), _TYPES[x_MK.dtype])
+    module.launch("exl3_rotate_tiled", (inputs // 128, -(-num // 4), 1), 128, args)
+    module.launch(
+        "exl3_tiles",
+        (blocks, outputs // 128, 1),
+        32 * 9,
+        (
+            prepared.trellis,
+            prepared.svh_N,
+            prepared.bias_N,
+            rows,
+            y_MN,
+            num,
+            inputs,
+            outputs,
+            _TYPES[y_MN.dtype],
+        ),
+        shared=plan.shared,
+    )

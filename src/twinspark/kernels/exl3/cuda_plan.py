@@ -1,0 +1,150 @@
+"""How EXL3 products are spread over a CUDA device: kernel, block size, shared memory.
+
+Plain numbers; no choice here changes a bit. Constants were measured on an H200 on 2026-11-29. Read
+next: cuda.py, rows.cu, tiles.cu.
+"""
+
+from dataclasses import dataclass
+
+from twinspark.kernels.exl3.codebook import Codebook
+from twinspark.kernels.exl3.linear import CHUNK_INPUTS
+
+CODEBOOKS = {Codebook.MUL1: 0, Codebook.MCG: 1, Codebook.THREEINST: 2}
+MOST_ROWS = 64  # of one launch of rows.cu: eight tiles of 8
+_ROW_PITCH_BYTES = 2 * (CHUNK_INPUTS + 8)  # of x in shared memory
+_STATIC_BYTES = 2048  # at most, of a block's own and the system's share
+# Blocks an SM the compiler must leave registers for, by warps a block.
+_RESIDENT = {4: 6, 8: 3}
+# Above this many (rows x blocks an SM), rotating the rows once costs less than once a block.
+_FUSED_WORK = 24
+_SUM_PITCH_BYTES = 4 * 132  # of a row of sums in tiles.cu
+_PART_INPUTS = 128  # of a stage of the ring in tiles.cu
+_MOST_STAGES = 4
+
+
+@dataclass(frozen=True)
+class Device:
+    """What plans need to know of a device.
+
+    Attributes:
+        processors: multiprocessors.
+        shared: bytes of shared memory a block may have.
+        wgmma: it has the asynchronous matrix instructions of compute capability 9.0.
+    """
+
+    processors: int
+    shared: int
+    wgmma: bool
+
+
+@dataclass(frozen=True)
+class RowsPlan:
+    """How one product is spread over a device; changes no bit.
+
+    Attributes:
+        row_tiles: tiles of 8 rows.
+        warps: of a block, 16 output columns each.
+        fused: rows are rotated by the blocks that use them.
+        shared: dynamic shared memory of a block.
+    """
+
+    row_tiles: int
+    warps: int
+    fused: bool
+    shared: int
+
+
+def plan_rows(rows: int, inputs: int, outputs: int, bits: int, device: Device) -> RowsPlan:
+    """Choose block size and spread by counting blocks on the busiest multiprocessor.
+
+    Blocks of 64 columns where they even out the load, of 128 otherwise. Where every block is under
+    way at once, shared memory is asked for so that no multiprocessor takes more than its share:
+    left alone, the hardware doubles up beside idle ones (4.8 against 9.3 us for 4096 x 1024 at 5
+    bits, H200, 2026-11-29).
+    """
+    row_tiles = -(-rows // 8)
+    chunks = -(-inputs // CHUNK_INPUTS)
+    wide = -(-(outputs // 128 * chunks) // device.processors)
+    narrow = -(-(outputs // 64 * chunks) // device.processors)
+    rows_bytes, column_bytes = 8 * row_tiles * _ROW_PITCH_BYTES, 2 * CHUNK_INPUTS * bits
+    fits = rows_bytes + 8 * column_bytes + _STATIC_BYTES <= device.shared
+    warps, load = (8, wide) if fits and (wide > 3 or narrow == 2 * wide) else (4, narrow)
+    needed = rows_bytes + warps * column_bytes
+    spread = device.shared // load - _STATIC_BYTES if load <= _RESIDENT[warps] else 0
+    return RowsPlan(
+        row_tiles=row_tiles,
+        warps=warps,
+        fused=row_tiles == 1 and rows * wide <= _FUSED_WORK,
+        shared=max(needed, spread),
+    )
+
+
+def rows_defines(bits: int, codebook: Codebook, plan: RowsPlan) -> dict[str, int]:
+    """Macros of rows.cu for one kind of matrix and plan."""
+    return {
+        "BITS": bits,
+        "CODEBOOK": CODEBOOKS[codebook],
+        "ROW_TILES": plan.row_tiles,
+        "WARPS": plan.warps,
+        "FUSED": int(plan.fused),
+        "RESIDENT": _RESIDENT[plan.warps] if plan.row_tiles <= 3 else 1,
+    }
+
+
+@dataclass(frozen=True)
+class TilesPlan:
+    """How a product of many rows is cut into blocks of tiles.cu; changes no bit.
+
+    Attributes:
+        rows: of a block.
+        stages: of its ring.
+        wgmma: with the asynchronous instructions.
+        resident: blocks an SM the compiler must leave registers for.
+        shared: dynamic shared memory of a block.
+    """
+
+    rows: int
+    stages: int
+    wgmma: bool
+    resident: int
+    shared: int
+
+
+def plan_tiles(bits: int, device: Device) -> TilesPlan:
+    """The largest block whose ring fits: 128 rows with wgmma, else 64 or 32 with mma.sync."""
+    if device.wgmma:
+        rows, resident = 128, 1
+    else:
+        rows, resident = (64, 2) if device.shared > 200 * 1024 else (32, 1)
+    stage = rows * 2 * _PART_INPUTS + 2 * _PART_INPUTS * 8 * bits
+    stages = min(_MOST_STAGES, (device.shared - _STATIC_BYTES) // resident // stage)
+    shared = max(stages * stage, rows * _SUM_PITCH_BYTES)
+    return TilesPlan(rows=rows, stages=stages, wgmma=device.wgmma, resident=resident, shared=shared)
+
+
+def tiles_defines(bits: int, codebook: Codebook, plan: TilesPlan) -> dict[str, int]:
+    """Macros of tiles.cu for one kind of matrix and plan."""
+    return {
+        "BITS": bits,
+        "CODEBOOK": CODEBOOKS[codebook],
+        "ROWS": plan.rows,
+        "STAGES": plan.stages,
+        "WGMMA": int(plan.wgmma),
+        "RESIDENT": plan.resident,
+    }
+
+
+def prefer_tiles(rows: int, inputs: int, outputs: int, plan: TilesPlan, device: Device) -> bool:
+    """Whether one launch of tiles.cu beats launches of rows.cu with 64 rows each.
+
+    The first decodes 128 columns a block: 0.17 us for 16 inputs of 128 rows. The second decodes
+    the whole matrix anew each time, on all multiprocessors: 0.9 us for a million weights, 5 us of
+    launches.
+    """
+    if rows <= MOST_ROWS // 2:
+        return False
+    blocks = -(-rows // plan.rows) * (outputs // 128)
+    waves = -(-blocks // (device.processors * plan.resident))
+    tiles_us = 3 + waves * plan.resident * inputs / 16 * 0.17 * max(plan.rows, 64) / 128
+    rows_us = -(-rows // MOST_ROWS) * (5 + 0.9e-6 * inputs * outputs * 132 / device.processors)
+    return tiles_us < rows_us

@@ -1,0 +1,272 @@
+"""CUDA body of the EXL3 product: every variant compiles; on a GPU float64, bits and refusals."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.kernels.exl3_data import random_matrix
+
+from twinspark.errors import KernelUnsupported
+from twinspark.kernels.cuda.compile import ARCHITECTURES, compile_cubin
+from twinspark.kernels.exl3 import Codebook, Exl3Matrix, PreparedExl3, exl3_linear, prepare_exl3
+from twinspark.kernels.exl3.choose import exl3_product, prepare_product
+from twinspark.kernels.exl3.cuda import (
+    ROWS_SOURCE,
+    TILES_SOURCE,
+    CudaExl3,
+    exl3_rows,
+    prepare_exl3_cuda,
+)
+from twinspark.kernels.exl3.cuda_plan import (
+    MOST_ROWS,
+    Device,
+    RowsPlan,
+    plan_rows,
+    plan_tiles,
+    prefer_tiles,
+    rows_defines,
+    tiles_defines,
+)
+
+H200 = Device(processors=132, shared=232448, wgmma=True)
+GB10 = Device(processors=48, shared=101376, wgmma=False)
+DEVICES = {"sm_90a": H200, "sm_121": GB10}
+SHAPES_OF_PLANS = [(128, 128), (4096, 1024), (1280, 16384), (5120, 64640), (15360, 5120)]
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_rows_compile(bits: int, arch: str) -> None:
+    # over the widths every row tile, block size, codebook and rotation comes up
+    plan = RowsPlan(
+        row_tiles=(1, 2, 3, 8)[bits % 4], warps=4 + 4 * (bits // 2 % 2), fused=bits == 4, shared=0
+    )
+    defines = rows_defines(bits, list(Codebook)[bits % 3], plan)
+    cubin = compile_cubin(ROWS_SOURCE, arch=arch, defines=defines)
+    assert cubin[:4] == b"\x7fELF"
+    assert all(name in cubin for name in (b"exl3_rotate", b"exl3_unit", b"exl3_finish"))
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("bits", [3, 7])  # widths differ in common.cuh, which rows.cu covers
+def test_tiles_compile(bits: int, arch: str) -> None:
+    defines = tiles_defines(bits, Codebook.MUL1, plan_tiles(bits, DEVICES[arch]))
+    cubin = compile_cubin(TILES_SOURCE, arch=arch, defines=defines)
+    assert all(name in cubin for name in (b"exl3_rotate_tiled", b"exl3_tiles"))
+
+
+def test_compiled_code_is_kept_and_found_again(tmp_path: Path) -> None:
+    source = tmp_path / "one.cu"
+    source.write_text('extern "C" __global__ void one(int* p) { *p = VALUE; }\n')
+    kept = tmp_path / "cache"
+    first = compile_cubin(source, arch="sm_90a", defines={"VALUE": 1}, cache_dir=kept)
+    (file,) = kept.iterdir()
+    file.write_bytes(b"from the cache")
+    again = compile_cubin(source, arch="sm_90a", defines={"VALUE": 1}, cache_dir=kept)
+    assert again == b"from the cache"
+    other = compile_cubin(source, arch="sm_90a", defines={"VALUE": 2}, cache_dir=kept)
+    arch = compile_cubin(source, arch="sm_121", defines={"VALUE": 1}, cache_dir=kept)
+    source.write_text('extern "C" __global__ void one(int* p) { *p = VALUE + 4; }\n')
+    text = compile_cubin(source, arch="sm_90a", defines={"VALUE": 1}, cache_dir=kept)
+    assert len({first, other, arch, text}) == 4 and len(list(kept.iterdir())) == 4
+    blocked = tmp_path / "one.cu" / "cache"  # a folder that cannot be made is no error
+    assert compile_cubin(source, arch="sm_90a", defines={"VALUE": 1}, cache_dir=blocked) == text
+
+
+def test_bad_source_and_architecture_are_told(tmp_path: Path) -> None:
+    source = tmp_path / "bad.cu"
+    source.write_text('extern "C" __global__ void bad() { undeclared(); }\n')
+    with pytest.raises(KernelUnsupported, match=r"(?s)bad\.cu does not compile.*undeclared"):
+        compile_cubin(source, arch="sm_90a", defines={})
+    with pytest.raises(KernelUnsupported, match="sm_7"):
+        compile_cubin(source, arch="sm_7", defines={})
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=list(DEVICES))
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_plans_fit_the_device(bits: int, device: Device) -> None:
+    for inputs, outputs in SHAPES_OF_PLANS:
+        for rows in range(1, MOST_ROWS + 1):
+            plan = plan_rows(rows, inputs, outputs, bits, device)
+            assert 8 * plan.row_tiles >= rows > 8 * (plan.row_tiles - 1)
+            assert plan.shared + 128 <= device.shared
+            assert not plan.fused or plan.row_tiles == 1
+    tiles = plan_tiles(bits, device)
+    assert tiles.stages >= 2 and tiles.resident * (tiles.shared + 1024) <= device.shared + 1024
+
+
+def test_tiles_are_for_many_rows() -> None:
+    for inputs, outputs in SHAPES_OF_PLANS:
+        tiles = plan_tiles(3, H200)
+        assert not prefer_tiles(24, inputs, outputs, tiles, H200)
+    assert prefer_tiles(128, 1280, 16384, tiles, H200)
+    assert not prefer_tiles(128, 5120, 2304, tiles, H200)
+    assert all(prefer_tiles(2048, *shape, tiles, H200) for shape in SHAPES_OF_PLANS[1:])
+
+
+def test_choice_without_a_gpu() -> None:
+    matrix = random_matrix(128, 128)
+    prepared = prepare_product(matrix)
+    assert isinstance(prepared, PreparedExl3)
+    x = torch.randn(3, 128, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(exl3_product(x, prepared), exl3_linear(x, prepared))
+    with pytest.raises(KernelUnsupported, match="backend 'cuda' does not fit .* on cpu"):
+        prepare_product(matrix, backend="cuda")
+
+
+def test_refusals_without_a_gpu() -> None:
+    with pytest.raises(KernelUnsupported, match="needs a CUDA device, the tensors are on cpu"):
+        prepare_exl3_cuda(random_matrix(128, 128))
+    with pytest.raises(KernelUnsupported, match=r"whole bits a weight, the matrix has 2\.5"):
+        prepare_exl3_cuda(random_matrix(128, 128, bits2=5))
+
+
+# ---- on a GPU
+
+
+def on_gpu(matrix: Exl3Matrix) -> Exl3Matrix:
+    bias = None if matrix.bias is None else matrix.bias.cuda()
+    return Exl3Matrix(
+        matrix.trellis.cuda(), matrix.suh.cuda(), matrix.svh.cuda(), matrix.codebook, bias
+    )
+
+
+def prepared_on_gpu(matrix: Exl3Matrix) -> CudaExl3:
+    return prepare_exl3_cuda(on_gpu(matrix))
+
+
+def rows_of(count: int, inputs: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(count, inputs, generator=torch.Generator().manual_seed(seed)).cuda()
+
+
+def poisoned(rows: int, outputs: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.full((rows, outputs), float("nan"), dtype=dtype, device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("codebook", list(Codebook))
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_every_width_and_codebook_against_float64(bits: int, codebook: Codebook) -> None:
+    seed = list(Codebook).index(codebook)
+    matrix = random_matrix(1152, 384, bits2=2 * bits, seed=seed, bias=True)
+    assert matrix.codebook is codebook
+    prepared, reference = prepared_on_gpu(matrix), prepare_exl3(matrix)
+    for count in (1, 5, 9, 24, 70, 200):
+        x = rows_of(count, 1152, seed=bits)
+        exact = exl3_linear(x.cpu().double(), reference)
+        y = exl3_rows(x, prepared, out=poisoned(count, 384)).cpu()
+        # one fp16 rounding of the rotated input: 2^-11 / sqrt(3) relative rms at most
+        assert (y.double() - exact).norm() < 4e-4 * exact.norm(), count
+
+
+SHAPES = [(128, 128), (384, 128), (512, 256), (640, 1408), (1152, 5120), (5120, 2304), (4096, 1024)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rows_do_not_depend_on_the_call_on_gpu(shape: tuple[int, int]) -> None:
+    prepared = prepared_on_gpu(random_matrix(*shape, bits2=6, seed=2, bias=True))
+    x = rows_of(64, shape[0], seed=1).bfloat16()
+    alone = torch.cat(
+        [exl3_rows(x[i : i + 1], prepared, out_dtype=torch.float32) for i in range(64)]
+    )
+    for count in range(1, 65):
+        first = 64 - count
+        together = exl3_rows(
+            x[first:], prepared, out=poisoned(count, shape[1]), out_dtype=torch.float32
+        )
+        assert torch.equal(together, alone[first:]), count
+    exact = exl3_linear(
+        x.cpu().double(), prepare_exl3(random_matrix(*shape, bits2=6, seed=2, bias=True))
+    )
+    assert (alone.cpu().double() - exact).norm() < 4e-4 * exact.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_prompt_rows_have_the_bits_of_decode(bits: int) -> None:
+    # 1408 rows by 3200 outputs and more reach tiles.cu; 640 inputs end in a short chunk
+    for inputs, outputs, count in ((640, 3200, 1401), (1152, 16384, 130), (128, 256, 4096)):
+        prepared = prepared_on_gpu(
+            random_matrix(inputs, outputs, bits2=2 * bits, seed=2, bias=True)
+        )
+        device = H200 if torch.cuda.get_device_capability() == (9, 0) else GB10
+        plan = plan_tiles(bits, device)
+        assert prefer_tiles(count, inputs, outputs, plan, device), (inputs, outputs)
+        x = rows_of(count, inputs, seed=bits).bfloat16()
+        many = exl3_rows(x, prepared, out=poisoned(count, outputs), out_dtype=torch.float32)
+        for first in (0, 5, 100, count - 24):
+            few = exl3_rows(x[first : first + 24], prepared, out_dtype=torch.float32)
+            assert torch.equal(many[first : first + 24], few), (inputs, outputs, first)
+        one = exl3_rows(x[-1:], prepared, out_dtype=torch.float32)
+        assert torch.equal(many[-1:], one)
+        assert many.isfinite().all()
+
+
+@pytest.mark.gpu
+def test_captured_equals_eager() -> None:
+    prepared = prepared_on_gpu(random_matrix(2304, 5120, bits2=6, seed=2))
+    for count in (1, 8, 24, 40, 300):
+        x = rows_of(count, 2304).bfloat16()
+        eager = exl3_rows(x, prepared)
+        out = torch.zeros_like(eager)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(3):
+                exl3_rows(x, prepared, out=out)
+        for _ in range(20):
+            out.fill_(float("nan"))
+            graph.replay()
+            assert torch.equal(out, eager)
+
+
+@pytest.mark.gpu
+def test_dtypes_and_layouts() -> None:
+    matrix = random_matrix(640, 256, seed=2, bias=True)
+    prepared = prepared_on_gpu(matrix)
+    x = rows_of(7, 640).bfloat16()
+    want = exl3_rows(x, prepared, out_dtype=torch.float32)
+    assert torch.equal(exl3_rows(x.float(), prepared), want)
+    assert torch.equal(exl3_rows(x, prepared), want.bfloat16())
+    assert torch.equal(exl3_rows(x.float(), prepared, out_dtype=torch.float16), want.half())
+    half = rows_of(7, 640, seed=3).half()
+    assert torch.equal(
+        exl3_rows(half, prepared, out_dtype=torch.float32), exl3_rows(half.float(), prepared)
+    )
+    wide = torch.zeros(7, 1280, dtype=torch.bfloat16, device="cuda")
+    for view in (wide[:, :640], wide[:, 1:641], wide[:, ::2], wide.view(14, 640)[::2]):
+        view.copy_(x)
+        assert torch.equal(exl3_rows(view, prepared, out_dtype=torch.float32), want)
+    turned = x.T.contiguous().T
+    assert torch.equal(exl3_rows(turned, prepared, out_dtype=torch.float32), want)
+
+
+@pytest.mark.gpu
+def test_neighbours_with_nan_or_inf_change_nothing_on_gpu() -> None:
+    prepared = prepared_on_gpu(random_matrix(640, 256, seed=2))
+    for count in (8, 24):
+        x = rows_of(count, 640)
+        clean = exl3_rows(x, prepared)
+        x[2], x[5] = float("nan"), 1e30
+        dirty = exl3_rows(x, prepared)
+        kept = [i for i in range(count) if i not in (2, 5)]
+        assert torch.equal(clean[kept], dirty[kept])
+        assert dirty[2].isnan().all() and dirty[5].isfinite().all()
+
+
+@pytest.mark.gpu
+def test_no_rows_and_wrong_calls_on_gpu() -> None:
+    prepared = prepared_on_gpu(random_matrix(256, 128, seed=2))
+    assert exl3_rows(rows_of(0, 256), prepared).shape == (0, 128)
+    with pytest.raises(ValueError, match="rows of 256"):
+        exl3_rows(rows_of(1, 128), prepared)
+    with pytest.raises(ValueError, match="x must be bfloat16"):
+        exl3_rows(rows_of(1, 256).double(), prepared)
+    with pytest.raises(ValueError, match="the result must be"):
+        exl3_rows(rows_of(1, 256), prepared, out_dtype=torch.float64)
+    with pytest.raises(ValueError, match="x is on cpu"):
+        exl3_rows(rows_of(1, 256).cpu(), prepared)
+    with pytest.raises(ValueError, match="out must be contiguous"):
+        exl3_rows(rows_of(1, 256), prepared, out=poisoned(2, 128))
+    y = exl3_rows(rows_of(1, 256), prepared)
+    assert y.isfinite().all()
