@@ -1,9 +1,9 @@
 """What the engine does on a pack: tokens a second and a round, by text, streams and drafting.
 
-Measures through `LLM`, as a library user would. Every cell is one batch of replies with fixed
-seeds; the same replies are made with and without drafts, so the cells also show that drafting
-changes no token. Read next: `overhead.py` and `stall.py` (the other cells), `goals.py`,
-`cli/bench.py`, which prints the tables.
+Every cell makes the same four replies, one, two or four at a time, with and without drafts, and
+steps the engine itself so that every round is seen. The replies must be the same in all cells of a
+text: company and drafts change no token. Read next: `overhead.py` and `stall.py` (the other cells),
+`goals.py`, `cli/bench.py` (which prints the tables).
 """
 
 import statistics
@@ -12,8 +12,17 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from time import perf_counter
 
-from twinspark.llm import LLM, Reply
-from twinspark.messages import ReplyStats, Sampling
+from twinspark.engine.core import Engine
+from twinspark.llm import LLM
+from twinspark.messages import (
+    Failed,
+    Finished,
+    GenerateRequest,
+    ReplyStats,
+    Sampling,
+    TokenDelta,
+)
+from twinspark.text.template import render_request
 
 CHAT = "chat"
 TEXTS: dict[str, tuple[str, ...]] = {
@@ -43,15 +52,19 @@ NUM_CELLS = len(TEXTS) * len(STREAMS) * len(DRAFTING)
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One measured batch.
+    """The replies to one set of prompts, so many at a time.
 
     Attributes:
         text: which prompts.
         streams: replies at the same time.
-        drafts: whether the draft blocks were used.
+        drafts: whether drafts were used.
         tokens: tokens of all replies.
-        seconds: from the first submission to the last token, prompts included.
-        tokens_per_s: of all streams together; the median over the repeats.
+        seconds: from the first submission to the last token, prompts included; of several batches
+            together.
+        tokens_per_s: of all streams together, whole batches; the median over the repeats. Streams
+            that end early leave the others alone.
+        live_tokens_per_s: the same while all streams of a batch decode: from the last one's first
+            token to the first one's end.
         tokens_per_round: of one stream.
         accepted_per_round: drafts kept a round of one stream.
         rows_per_round: run a round for one stream: its pending token and its drafts.
@@ -67,6 +80,7 @@ class Cell:
     tokens: int
     seconds: float
     tokens_per_s: float
+    live_tokens_per_s: float
     tokens_per_round: float
     accepted_per_round: float
     rows_per_round: float
@@ -76,36 +90,45 @@ class Cell:
     token_sha: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class _Run:
+    """Replies in order of their prompts, and the times of their batches."""
+
+    ends: list[Finished]
+    seconds: float
+    live_tokens: int
+    live_seconds: float
+
+
 def measure_cell(
     llm: LLM, text: str, *, streams: int, drafts: bool, max_tokens: int, repeats: int
 ) -> Cell:
-    """Run one batch `repeats` times and keep the median.
+    """Make the replies `repeats` times and keep the medians.
 
     Args:
-        llm: a loaded model with at least `streams` slots.
+        llm: a loaded model with at least `streams` slots and no open reply.
         text: a key of TEXTS.
-        streams: replies at the same time, at most 4.
+        streams: replies at the same time; divides the number of prompts.
         drafts: whether to draft.
         max_tokens: length of each reply; the end token stops chats only.
         repeats: runs; the first run of a process should be thrown away by the caller.
     """
-    prompts = TEXTS[text][:streams]
-    rules = [
-        Sampling(
-            temperature=0.0, max_tokens=max_tokens, seed=i, ignore_eos=text != CHAT, draft=drafts
+    requests = [
+        GenerateRequest(
+            request_id=f"bench-{number}",
+            prompt_ids=tuple(_prompt_ids(llm, text, prompt)),
+            sampling=Sampling(
+                temperature=0.0, max_tokens=max_tokens, ignore_eos=text != CHAT, draft=drafts
+            ),
+            reuse=False,
         )
-        for i in range(streams)
+        for number, prompt in enumerate(TEXTS[text])
     ]
-    times, replies = [], list[Reply]()
-    for _ in range(repeats):
-        began = perf_counter()
-        replies = _replies(llm, text, prompts, rules)
-        times.append(perf_counter() - began)
-    seconds = statistics.median(times)
-    stats = [reply.stats for reply in replies]
+    runs = [_run(llm.engine, requests, streams) for _ in range(repeats)]
+    stats = [end.stats for end in runs[-1].ends]
     tokens = sum(s.completion_tokens for s in stats)
     rounds = sum(s.rounds for s in stats)
-    longest = max(stats, key=lambda s: s.decode_ms)
+    seconds = statistics.median(run.seconds for run in runs)
     return Cell(
         text=text,
         streams=streams,
@@ -113,24 +136,57 @@ def measure_cell(
         tokens=tokens,
         seconds=seconds,
         tokens_per_s=tokens / seconds,
+        live_tokens_per_s=statistics.median(run.live_tokens / run.live_seconds for run in runs),
         tokens_per_round=tokens / rounds,
         accepted_per_round=sum(s.accepted for s in stats) / rounds,
         rows_per_round=1 + sum(s.drafted for s in stats) / rounds,
         accepted_at=_accepted_at(stats),
         lookup_share=sum(s.lookup_drafted for s in stats) / max(1, sum(s.drafted for s in stats)),
-        ms_per_round=longest.decode_ms / longest.rounds,
+        ms_per_round=sum(s.decode_ms for s in stats) / rounds,
         token_sha=tuple(s.token_sha for s in stats),
     )
 
 
-def _replies(llm: LLM, text: str, prompts: Sequence[str], rules: Sequence[Sampling]) -> list[Reply]:
+def _prompt_ids(llm: LLM, text: str, prompt: str) -> list[int]:
     if text != CHAT:
-        return llm.generate_many(prompts, rules, reuse=False)
-    streams = [
-        llm.chat_stream([{"role": "user", "content": prompt}], rule, thinking=False, reuse=False)
-        for prompt, rule in zip(prompts, rules, strict=True)
-    ]
-    return [stream.reply for stream in streams]
+        return [llm.tokenizer.bos_id, *llm.tokenizer.encode_plain(prompt)]
+    body = {
+        "messages": [{"role": "user", "content": prompt}], "thinking": {"type": "disabled"}
+    }  # fmt: skip
+    return render_request(body).encode(llm.tokenizer)
+
+
+def _run(engine: Engine, requests: Sequence[GenerateRequest], streams: int) -> _Run:
+    """All replies, `streams` at a time."""
+    ends: dict[str, Finished] = {}
+    live_tokens, live_seconds, began = 0, 0.0, perf_counter()
+    for first in range(0, len(requests), streams):
+        batch = requests[first : first + streams]
+        for request in batch:
+            engine.submit(request)
+        started: set[str] = set()
+        is_live, live_from = False, 0.0
+        while engine.has_work:
+            events = engine.step()
+            now = perf_counter()
+            assert not any(isinstance(event, Failed) for event in events), events
+            deltas = [event for event in events if isinstance(event, TokenDelta)]
+            if is_live:
+                live_tokens += sum(len(delta.token_ids) for delta in deltas)
+            ended = {e.request_id: e for e in events if isinstance(e, Finished)}
+            ends |= ended
+            if is_live and ended:
+                live_seconds += now - live_from
+                is_live = False
+            started |= {delta.request_id for delta in deltas}
+            if not is_live and live_from == 0.0 and len(started) == len(batch):
+                is_live, live_from = not ended, now
+    return _Run(
+        ends=[ends[request.request_id] for request in requests],
+        seconds=perf_counter() - began,
+        live_tokens=live_tokens,
+        live_seconds=max(live_seconds, 1e-9),
+    )
 
 
 def _accepted_at(stats: Sequence[ReplyStats]) -> tuple[float, ...]:
@@ -151,21 +207,20 @@ def measure(
     """All cells, one after the other; drafting on and off alternate.
 
     Raises:
-        AssertionError: a reply differed between drafting on and off.
+        AssertionError: a reply differed between cells of one text.
     """
     measure_cell(llm, texts[0], streams=1, drafts=True, max_tokens=8, repeats=1)  # warm up
-    cells = []
+    cells: list[Cell] = []
     for text, count in _pairs(texts, streams):
-        both = []
         for drafts in DRAFTING:
             cell = measure_cell(
                 llm, text, streams=count, drafts=drafts, max_tokens=max_tokens, repeats=repeats
             )
-            both.append(cell)
+            cells.append(cell)
             if on_cell is not None:
                 on_cell(cell)
-        assert both[0].token_sha == both[1].token_sha, f"drafting changed a {text} reply"
-        cells += both
+        same = {cell.token_sha for cell in cells if cell.text == text}
+        assert len(same) == 1, f"drafts or company changed a {text} reply"
     return cells
 
 
