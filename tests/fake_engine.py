@@ -108,6 +108,7 @@ class FakeEngine:
             stats=ReplyStats(
                 prompt_tokens=len(request.prompt_ids),
                 completion_tokens=len(ids),
+                decode_tokens=max(len(ids) - 1, 0),
                 rounds=num_rounds,
                 drafted=5 * num_rounds,
                 accepted=max(len(ids) - num_rounds, 0),

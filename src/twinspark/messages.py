@@ -234,6 +234,7 @@ class ReplyStats:
     Attributes:
         cached_tokens: prompt tokens whose state was saved by earlier requests.
         cache_note: why it was not more ("no common prefix", "evicted", ...).
+        decode_tokens: tokens that came in `decode_ms`: all but those of the first round.
         accepted_at: kept drafts by place in the window, first draft first.
         drafted_at: proposed drafts by place.
         lookup_drafted: of `drafted`, those copied from the request's own text.
@@ -246,6 +247,7 @@ class ReplyStats:
     completion_tokens: int
     cached_tokens: int = 0
     cache_note: str = ""
+    decode_tokens: int = 0
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0

@@ -142,7 +142,7 @@ def measure_cell(
         rows_per_round=1 + sum(s.drafted for s in stats) / rounds,
         accepted_at=_accepted_at(stats),
         lookup_share=sum(s.lookup_drafted for s in stats) / max(1, sum(s.drafted for s in stats)),
-        ms_per_round=sum(s.decode_ms for s in stats) / rounds,
+        ms_per_round=sum(s.decode_ms for s in stats) / max(1, rounds - len(stats)),
         token_sha=tuple(s.token_sha for s in stats),
     )
 

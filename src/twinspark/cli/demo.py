@@ -124,7 +124,7 @@ def figures(stats: dict[str, Any], total_s: float) -> str:
     decode_s = max(stats["decode_ms"] / 1000, 1e-9)
     return (
         f"{num_tokens} tokens in {total_s:.1f} s, first after {stats['first_token_ms']:.0f} ms, "
-        f"{num_tokens / decode_s:.0f} tokens/s; {stats['rounds']} rounds, "
+        f"then {stats['decode_tokens'] / decode_s:.0f} tokens/s; {stats['rounds']} rounds, "
         f"{stats['accepted'] / rounds:.1f} of {stats['drafted'] / rounds:.1f} drafts accepted a "
         f"round; seed {stats['seed']}"
     )

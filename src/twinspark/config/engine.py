@@ -69,7 +69,7 @@ class EngineConfig:
     priced_drafts: bool = True
     lookup: bool = True
     ranks: int = 1
-    rank_timeout_s: float = 2.5
+    rank_timeout_s: float = 2.0
     split_pool: bool = False
     page_tokens: int = 256
     pool_tokens: int | None = None

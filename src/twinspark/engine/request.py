@@ -111,7 +111,7 @@ class Session:
         self._endings = Endings(
             request, limit=limit, tokenizer=tokenizer, constraint=self.chooser.constraint
         )
-        self._windows = 0
+        self._windows = self._first_tokens = 0
         self._drafted = [0] * MAX_WINDOW_ROWS  # rounds by their number of drafts
         self._accepted = [0] * MAX_WINDOW_ROWS  # and by the number of kept ones
         self._admitted_s = self._first_token_s = math.nan
@@ -170,6 +170,7 @@ class Session:
         drafts = window[1 : num_taken + 1]
         kept = len(drafts) - (bool(drafts) and drafts[-1] != self.ids[first + len(drafts) - 1])
         self.computed += num_taken
+        self._first_tokens = self._first_tokens or num_taken
         self._windows += 1
         self._drafted[len(window) - 1] += 1
         self._accepted[kept] += 1
@@ -186,6 +187,7 @@ class Session:
             completion_tokens=len(reply),
             cached_tokens=self.cached_tokens,
             cache_note=self.cache_note,
+            decode_tokens=len(reply) - self._first_tokens,
             rounds=self._windows,
             drafted=sum(drafted_at),
             accepted=sum(accepted_at),

@@ -104,8 +104,8 @@ class Tally:
         self.decode_s.observe(stats.decode_ms / 1000)
         self.prompt_lengths.observe(prompt_tokens)
         self.reply_lengths.observe(stats.completion_tokens)
-        if stats.completion_tokens > 1:
-            self.token_s.observe(stats.decode_ms / 1000 / (stats.completion_tokens - 1))
+        if stats.decode_tokens:
+            self.token_s.observe(stats.decode_ms / 1000 / stats.decode_tokens)
 
 
 class Metrics:

@@ -130,7 +130,9 @@ def _reply_part(last: Finished) -> dict[str, Any]:
         "waited_for": stats.waited_for,
         "prefill_s": round(stats.prefill_ms / 1000, 4),
         "decode_s": round(decode_s, 4),
-        "decode_tokens_per_s": round(stats.completion_tokens / decode_s, 2) if decode_s else None,
+        "decode_tokens_per_s": (
+            round(stats.decode_tokens / decode_s, 2) if stats.decode_tokens and decode_s else None
+        ),
         "rounds": stats.rounds,
         "tokens_per_round": (
             round(stats.completion_tokens / stats.rounds, 3) if stats.rounds else None

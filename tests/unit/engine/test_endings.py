@@ -194,3 +194,14 @@ def test_a_long_prompt_is_not_starved_by_short_ones(make_engine, make_request):
             break
     assert done, "300 prompt tokens at 4 of 8 rows a round take 75 rounds"
     assert number > 5, "short prompts went on beside it"
+
+
+def test_decode_tokens_are_those_after_the_first_round(make_engine, make_request):
+    request = make_request(4, ignore_eos=True)
+    replies = run_all(make_engine(lookup=False), [request])
+    stats, deltas = replies.last["r4"].stats, replies.deltas["r4"]
+    assert stats.rounds == len(deltas) > 1
+    assert stats.decode_tokens == stats.completion_tokens - deltas[0]
+    once = dataclasses.replace(request.sampling, max_tokens=1)
+    alone = run_all(make_engine(), [dataclasses.replace(request, sampling=once)])
+    assert alone.last["r4"].stats.decode_tokens == 0
