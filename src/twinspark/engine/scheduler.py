@@ -190,6 +190,13 @@ class Scheduler:
         self._by_id[session.request.request_id] = session
         if session.deadline_s is not None:
             heapq.heappush(self._deadlines, (session.deadline_s, session.request.request_id))
+            self._forget_deadlines()
+
+    def _forget_deadlines(self) -> None:
+        """Drop those of requests that are over, when they are most of all."""
+        if len(self._deadlines) > 2 * len(self._by_id) + 64:
+            self._deadlines = [item for item in self._deadlines if item[1] in self._by_id]
+            heapq.heapify(self._deadlines)
 
     def find(self, request_id: str) -> Session | None:
         """The open session of that id."""

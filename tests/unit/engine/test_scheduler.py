@@ -140,3 +140,11 @@ def test_what_a_round_looks_at_does_not_grow_with_the_history(make_engine):
     for _ in range(50):
         engine.step()
     assert Watched.longest <= 3
+
+
+def test_far_deadlines_of_ended_requests_are_not_kept(engine):
+    for number in range(300):
+        engine.submit(ask(f"r{number}", 2, limit=1, deadline_ms=10**9))
+        while engine.has_work:
+            engine.step()
+    assert len(engine._scheduler._deadlines) < 100
