@@ -100,7 +100,8 @@ def test_text_replies(text: str, in_reasoning: bool, continues: bool, places: li
     for chunks in ([text], list(text), cut(text, places)):
         reply = RawReplyText(in_reasoning=in_reasoning, continues=continues)
         pieces = [*map(reply.feed, chunks), reply.finish()]
-        found = "".join(piece[0] for piece in pieces), "".join(piece[1] for piece in pieces)
+        reasoning = "".join(piece.reasoning for piece in pieces)
+        found = reasoning, "".join(piece.content for piece in pieces)
         assert found == expected[:2]
 
 

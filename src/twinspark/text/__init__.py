@@ -1,6 +1,7 @@
 """Prompts to ids and ids to text: pure, incremental state machines. No torch, no HTTP.
 
-Forward: `template.py` (request to prompt), `conversation.py` (its messages), `thinking.py`
-(effort), `tokenizer.py` (ids). Back: `reply.py` (one reply), `reasoning.py` (its sections),
-`stops.py` (stop strings), `detokenize.py` (ids to characters).
+Forward: `template.py` (request to prompt), `conversation.py` (its messages), `history.py` (their
+tool calls), `tools.py`, `formats.py`, `thinking.py`, `completion.py`, `memory.py`, `tokenizer.py`.
+Back: `reply.py` (one reply), `reader.py` and `reasoning.py` (its sections), `tool_calls.py`,
+`stops.py`, `detokenize.py`.
 """

@@ -1,26 +1,30 @@
-"""Checks the fields of a chat request that shape its prompt and brings messages to one form.
+"""Checks the messages of a chat request and brings them to one form.
 
-Prompt format 5, the preprocessing of plain chat: content flattened to text, developer to system,
-one name for reasoning. What this version cannot render is refused by name, never ignored.
-Read next: `template.py`.
+Prompt format 5, the preprocessing: content flattened to text, developer to system, one name for
+reasoning, tool calls and results, tasks. What the caller does not serve is refused by name, never
+ignored. Read next: `content.py`, `history.py`, `template.py`.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from twinspark.errors import RequestError
+from twinspark.text.content import Content, read_content
+from twinspark.text.fields import Feature, not_supported, read_flag, read_text, require, shown
+from twinspark.text.history import PastCall, read_calls
 
-Role = Literal["system", "user", "assistant", "latest_reminder"]
+Role = Literal["system", "user", "assistant", "latest_reminder", "tool"]
 _ROLES: dict[str, Role] = {
     "system": "system",
     "developer": "system",
     "user": "user",
     "assistant": "assistant",
     "latest_reminder": "latest_reminder",
+    "tool": "tool",
 }
-_UNSUPPORTED_PARTS = ("image_url", "image", "input_image", "input_audio", "file", "video_url")
-_UNSUPPORTED_FIELDS = ("tool_calls", "function_call", "tools", "task", "response_format")
+TASKS = ("action", "query", "authority", "domain", "title", "read_url")
+_UNSUPPORTED_FIELDS = ("function_call", "tools", "response_format")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,38 +33,46 @@ class ChatMessage:
 
     Attributes:
         role: developer has become system.
-        content: one text; parts were joined by two line feeds, null became empty.
+        content: its text and images; null became empty.
         reasoning: of an assistant message, else empty.
         prefix: the reply continues this message.
+        calls: of an assistant message, in order.
+        call_id: of a tool message: the call that it answers.
+        task: of a user message: what is asked instead of a reply, else empty.
     """
 
     role: Role
-    content: str
+    content: Content = Content()
     reasoning: str = ""
     prefix: bool = False
+    calls: tuple[PastCall, ...] = ()
+    call_id: str = ""
+    task: str = ""
 
 
-def refuse_unsupported(request: Mapping[str, Any]) -> None:
-    """Refuse request fields that change the prompt in ways this version cannot render.
+def refuse_unsupported(request: Mapping[str, Any], serves: Collection[Feature]) -> None:
+    """Refuse request fields that change the prompt in ways the caller does not serve.
 
     Raises:
         RequestError: with the field as `param`.
     """
     wants_tools = request.get("tool_choice") != "none"
     if request.get("tools") and wants_tools:
-        raise _not_supported("tools")
-    if wants_tools and request.get("tool_choice") not in (None, "auto"):
-        raise RequestError("tool_choice needs tools, and the request has none", param="tool_choice")
-    for name in ("functions", "function_call", "task"):
+        require("tools", serves, "tools")
+    for name in ("functions", "function_call"):
         if request.get(name):
-            raise _not_supported(name)
+            raise not_supported(name)
+    if request.get("task"):
+        require("task", serves, "task")
     wanted = request.get("response_format")
     if wanted is not None and not (isinstance(wanted, Mapping) and wanted.get("type") == "text"):
-        raise _not_supported("response_format")
+        require("response_format", serves, "response_format")
 
 
-def read_messages(request: Mapping[str, Any]) -> list[ChatMessage]:
-    """Check and flatten `messages`, `continue_final_message` and `add_generation_prompt`.
+def read_messages(
+    request: Mapping[str, Any], serves: Collection[Feature] = ()
+) -> list[ChatMessage]:
+    """Check and flatten `messages`, `task`, `continue_final_message`, `add_generation_prompt`.
 
     Raises:
         RequestError: with the place as `param`, for example "messages[2].content".
@@ -68,126 +80,151 @@ def read_messages(request: Mapping[str, Any]) -> list[ChatMessage]:
     raw = request.get("messages")
     if not isinstance(raw, list) or not raw:
         raise RequestError("messages must be a list of at least one message", param="messages")
-    messages = [_read_message(message, f"messages[{n}]") for n, message in enumerate(raw)]
-    for n, message in enumerate(messages):
-        if message.prefix and (n < len(messages) - 1 or message.role != "assistant"):
-            raise RequestError(
-                "prefix is for the last message, and only if its role is assistant",
-                param=f"messages[{n}].prefix",
-            )
+    messages = [_read_message(m, f"messages[{n}]", serves) for n, m in enumerate(raw)]
+    _check_order(messages)
+    if request.get("task"):
+        _give_task(messages, request["task"])
     if _continues(request):
         last = messages[-1]
-        if last.role != "assistant":
+        if last.role != "assistant" or last.calls:
             raise RequestError(
-                f"continue_final_message needs a last message of the assistant, not of {last.role}",
+                "continue_final_message needs a last message of the assistant with text, not of "
+                f"{last.role}{' with tool_calls' if last.calls else ''}",
                 param="continue_final_message",
             )
-        messages[-1] = ChatMessage(
-            role=last.role, content=last.content, reasoning=last.reasoning, prefix=True
-        )
+        messages[-1] = replace(last, prefix=True)
     return messages
+
+
+def _check_order(messages: list[ChatMessage]) -> None:
+    """What a message needs of those before and after it."""
+    has_calls = False
+    for n, message in enumerate(messages):
+        where = f"messages[{n}]"
+        is_last = n == len(messages) - 1
+        has_calls = has_calls or bool(message.calls)
+        if message.prefix and (not is_last or message.role != "assistant" or message.calls):
+            raise RequestError(
+                "prefix is for the last message, and only if its role is assistant and it has no "
+                "tool_calls",
+                param=f"{where}.prefix",
+            )
+        if message.role == "tool" and not has_calls:
+            raise RequestError(
+                f"{where} is a tool result, but no assistant message before it has tool_calls",
+                param=where,
+            )
+        if message.task and not is_last and messages[n + 1].role in ("user", "tool"):
+            raise RequestError(
+                f"{where}.task must be on the last message of its turn", param=f"{where}.task"
+            )
+
+
+def _give_task(messages: list[ChatMessage], raw: Any) -> None:
+    """A task of the request belongs to the last user message."""
+    task = _read_task(raw, "task")
+    last = messages[-1]
+    if last.role != "user" or last.task not in ("", task):
+        raise RequestError(
+            "task needs a last message of the user, without a task of its own", param="task"
+        )
+    messages[-1] = replace(last, task=task)
 
 
 def _continues(request: Mapping[str, Any]) -> bool:
     """The pair of fields that vLLM knows says the same as `prefix` on the last message."""
-    continues = _flag(request, "continue_final_message", "continue_final_message")
-    header = _flag(request, "add_generation_prompt", "add_generation_prompt", default=not continues)
-    if header == continues:
+    continues = read_flag(request, "continue_final_message", "continue_final_message")
+    name = "add_generation_prompt"
+    if read_flag(request, name, name, default=not continues) == continues:
         raise RequestError(
             "continue_final_message: true goes with add_generation_prompt: false, and the other "
             "way round",
-            param="add_generation_prompt",
+            param=name,
         )
     return continues
 
 
-def _read_message(message: Any, where: str) -> ChatMessage:
+def _read_message(message: Any, where: str, serves: Collection[Feature]) -> ChatMessage:
     if not isinstance(message, Mapping):
         raise RequestError(f"{where} must be an object", param=where)
-    role = _role(message, where)
+    role = _read_role(message, where)
+    if role == "tool":
+        require("tools", serves, f"{where}.role", "the role tool")
     for name in _UNSUPPORTED_FIELDS:
         if message.get(name):
-            raise _not_supported(f"{where}.{name}")
-    reasoning = _reasoning(message, where) if role == "assistant" else ""
+            raise not_supported(f"{where}.{name}")
     if "content" not in message and role != "assistant":
         raise RequestError(f"{where}.content is missing", param=f"{where}.content")
-    content = _content(message.get("content"), role, f"{where}.content")
-    prefix = _flag(message, "prefix", f"{where}.prefix")
-    if role == "assistant" and message.get("content") is None and not (reasoning or prefix):
-        raise RequestError(f"{where}: an assistant message needs content", param=f"{where}.content")
-    return ChatMessage(role=role, content=content, reasoning=reasoning, prefix=prefix)
+    read = ChatMessage(
+        role=role,
+        content=read_content(message.get("content"), f"{where}.content", role=role, serves=serves),
+        reasoning=_read_reasoning(message, where) if role == "assistant" else "",
+        prefix=read_flag(message, "prefix", f"{where}.prefix"),
+        calls=_read_calls(message, where, role, serves),
+        call_id=_read_call_id(message, where) if role == "tool" else "",
+        task=_read_message_task(message, where, role, serves),
+    )
+    is_silent = message.get("content") is None and not (read.reasoning or read.prefix or read.calls)
+    if role == "assistant" and is_silent:
+        raise RequestError(
+            f"{where}: an assistant message needs content or tool_calls", param=f"{where}.content"
+        )
+    return read
 
 
-def _role(message: Mapping[str, Any], where: str) -> Role:
+def _read_role(message: Mapping[str, Any], where: str) -> Role:
     role = message.get("role")
-    if role == "tool":
-        raise _not_supported(f"{where}.role", "the role tool")
     if not isinstance(role, str) or role not in _ROLES:
         raise RequestError(
-            f"{where}.role is {str(role)[:40]!r}, expected one of {', '.join(_ROLES)}",
+            f"{where}.role is {shown(role)}, expected one of {', '.join(_ROLES)}",
             param=f"{where}.role",
         )
     return _ROLES[role]
 
 
-def _reasoning(message: Mapping[str, Any], where: str) -> str:
+def _read_reasoning(message: Mapping[str, Any], where: str) -> str:
     """Two names for one field; clients give back whichever they know."""
     texts = []
     for name in ("reasoning_content", "reasoning"):
         value = message.get(name)
         if value is not None:
-            texts.append(_text(value, f"{where}.{name}"))
+            texts.append(read_text(value, f"{where}.{name}"))
     return next(filter(None, texts), "")
 
 
-def _content(value: Any, role: Role, where: str) -> str:
-    if value is None:
+def _read_calls(
+    message: Mapping[str, Any], where: str, role: Role, serves: Collection[Feature]
+) -> tuple[PastCall, ...]:
+    raw = message.get("tool_calls")
+    if not raw:
+        return ()
+    where = f"{where}.tool_calls"
+    require("tools", serves, where)
+    if role != "assistant":
+        raise RequestError(f"{where}: only an assistant message has tool calls", param=where)
+    return read_calls(raw, where)
+
+
+def _read_call_id(message: Mapping[str, Any], where: str) -> str:
+    return read_text(message.get("tool_call_id"), f"{where}.tool_call_id")
+
+
+def _read_message_task(
+    message: Mapping[str, Any], where: str, role: Role, serves: Collection[Feature]
+) -> str:
+    raw = message.get("task")
+    if not raw:
         return ""
-    if not isinstance(value, list):
-        return _text(value, where, expected="a string, null or a list of parts")
-    return "\n\n".join(_part(part, role, f"{where}[{n}]") for n, part in enumerate(value))
+    where = f"{where}.task"
+    require("task", serves, where)
+    if role != "user":
+        raise RequestError(f"{where}: only a user message has a task", param=where)
+    return _read_task(raw, where)
 
 
-def _part(part: Any, role: Role, where: str) -> str:
-    if not isinstance(part, Mapping):
-        raise RequestError(f"{where} must be an object with a type", param=where)
-    kind = part.get("type")
-    if kind == "text":
-        return _text(part.get("text"), f"{where}.text")
-    if role == "assistant" and kind in _UNSUPPORTED_PARTS:
-        raise RequestError(f"{where}: an assistant message takes text only", param=f"{where}.type")
-    if kind in _UNSUPPORTED_PARTS:
-        raise _not_supported(f"{where}.type", f"the part type {kind}")
-    raise RequestError(
-        f"{where}.type is {str(kind)[:40]!r}, which is unknown; expected text",
-        param=f"{where}.type",
-    )
-
-
-def _text(value: Any, where: str, expected: str = "a string") -> str:
-    if not isinstance(value, str):
-        raise RequestError(f"{where} must be {expected}", param=where)
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
+def _read_task(raw: Any, where: str) -> str:
+    if raw not in TASKS:
         raise RequestError(
-            f"{where} has half of a surrogate pair at character {error.start}, "
-            "which is no Unicode text",
-            param=where,
-        ) from error
-    return value
-
-
-def _flag(fields: Mapping[str, Any], name: str, where: str, *, default: bool = False) -> bool:
-    value = fields.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise RequestError(f"{where} must be true or false", param=where)
-    return value
-
-
-def _not_supported(param: str, what: str | None = None) -> RequestError:
-    return RequestError(
-        f"{what or param} is not supported yet by this version", param=param, code="unsupported"
-    )
+            f"{where} is {shown(raw)}, expected one of {', '.join(TASKS)}", param=where
+        )
+    return str(raw)

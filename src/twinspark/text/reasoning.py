@@ -1,7 +1,7 @@
 """Where a reply's text belongs: reasoning or content. Works on texts and marks, not on tokens.
 
-Prompt format 12.3, states REASONING and CONTENT (tool calls will be further states fed by the same
-events). Whoever recognises the marks, by id or by text, is in `reply.py`.
+Prompt format 12.3, states REASONING and CONTENT. Tool markup is recognised in `reader.py`, which
+tells this module where calls begin; whoever recognises the other marks is in `reply.py`.
 """
 
 from collections.abc import Sequence
@@ -24,6 +24,7 @@ class ReplySections:
         continues: bool,
         stop: Sequence[str],
         stops_asleep: bool = False,
+        calls_follow: bool = False,
     ) -> None:
         """Start inside reasoning or content.
 
@@ -33,6 +34,8 @@ class ReplySections:
                 at the front belong to the text.
             stop: strings that end the reply; they act in content only.
             stops_asleep: they do not act before `wake_stops`.
+            calls_follow: tool calls may follow the content, which take away the line feeds before
+                them; so those wait.
 
         Raises:
             RequestError: a stop string is empty.
@@ -42,7 +45,9 @@ class ReplySections:
         self._stops_asleep = stops_asleep
         self._trim_front = not continues
         self._at_start = True
+        self._holds_content = calls_follow
         self._held_newlines = 0
+        self._asleep_newlines = 0  # of content, held while stop strings slept
         self._reasoning: list[str] = []
         self._content: list[str] = []
 
@@ -64,13 +69,16 @@ class ReplySections:
         self._at_start = False
         if self.in_reasoning:
             self._add_reasoning(text)
-        elif self._stops_asleep:
-            self._content.append(text)
+        elif self._holds_content:
+            self._hold_content(text)
         else:
-            self._content.append(self._stops.feed(text))
+            self._add_content(text)
 
     def wake_stops(self) -> None:
         """Stop strings act on the text from here on; what came before is no part of a match."""
+        if self._stops_asleep and not self.in_reasoning:
+            self._asleep_newlines = self._held_newlines
+            self._held_newlines = 0
         self._stops_asleep = False
 
     def open_thinking(self) -> None:
@@ -87,10 +95,27 @@ class ReplySections:
             self._held_newlines = 0
             self._trim_front = True
 
+    def begin_calls(self) -> None:
+        """Tool calls begin: they end reasoning, and no content follows them."""
+        self.in_reasoning = False
+        self.drop_newlines_before()
+        self._content.append(self._stops.finish())
+
+    def drop_newlines_before(self) -> None:
+        """Forget the line feeds at the end of the text so far."""
+        self._held_newlines = self._asleep_newlines = 0
+
+    def drop_newlines_after(self) -> None:
+        """Drop line feeds until other text comes."""
+        self._trim_front = True
+
     def finish(self) -> None:
         """No more text comes: what was held back belongs to the section it stands in."""
-        self._reasoning.append("\n" * self._held_newlines)
-        self._held_newlines = 0
+        if self.in_reasoning:
+            self._reasoning.append("\n" * self._held_newlines)
+            self._held_newlines = 0
+        else:
+            self._release_newlines()
         self._content.append(self._stops.finish())
 
     def take(self) -> tuple[str, str]:
@@ -107,3 +132,19 @@ class ReplySections:
             self._reasoning.append("\n" * self._held_newlines + body)
             self._held_newlines = 0
         self._held_newlines += len(text) - len(body)
+
+    def _hold_content(self, text: str) -> None:
+        """Line feeds at the end wait: a calls block would take them away."""
+        body = text.rstrip("\n")
+        if body:
+            self._release_newlines()
+            self._add_content(body)
+        self._held_newlines += len(text) - len(body)
+
+    def _release_newlines(self) -> None:
+        self._content.append("\n" * self._asleep_newlines)
+        held, self._held_newlines, self._asleep_newlines = self._held_newlines, 0, 0
+        self._add_content("\n" * held)
+
+    def _add_content(self, text: str) -> None:
+        self._content.append(text if self._stops_asleep else self._stops.feed(text))

@@ -1,21 +1,27 @@
-"""A reply from its tokens: reasoning, content, where it ends. The engine and the server run it.
+"""A reply from its tokens: reasoning, content, tool calls, where it ends.
 
-The engine runs it to end replies (by the end token or a stop string), the server to write them;
-the same ids give the same result however they are grouped. Tool calls are not read yet.
-Read next: `reasoning.py` (sections), `stops.py` (stop strings).
+The engine runs it to end replies (by the end token, a stop string or the end of the calls), the
+server to write them; the same ids give the same result however they are grouped.
+Read next: `reader.py` (sections and calls), `stops.py` (stop strings).
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from twinspark.messages import GenerateRequest
 from twinspark.text.detokenize import IncrementalDecoder
+from twinspark.text.markup import SURROGATES
+from twinspark.text.reader import ReplyReader
 from twinspark.text.reasoning import ReplySections
-from twinspark.text.tokenizer import END_THINK, EOS, THINK, Tokenizer
+from twinspark.text.tokenizer import DSML, END_THINK, EOS, THINK, Tokenizer
+from twinspark.text.tool_calls import CallPiece, CallReader, CallRules
 
-ReplyEnd = Literal["eos", "stop"]
-_MARKS = (THINK, END_THINK, EOS)
+ReplyEnd = Literal["eos", "stop", "calls"]
+_MARKS = (THINK, END_THINK, EOS, DSML)
+_MARK = re.compile("|".join(f"({re.escape(mark)})" for mark in _MARKS))
+_LONGEST_MARK = max(map(len, _MARKS))
 
 
 @dataclass(frozen=True)
@@ -26,8 +32,10 @@ class ReplyPiece:
         reasoning: text of the thinking block.
         content: text of the answer.
         num_used: how many of the tokens given belong to the reply, the one that ended it included.
-        end: "eos" or "stop" if the reply has ended, by these tokens or before; else None.
+        end: "eos", "stop" or "calls" (the tool calls are complete) if the reply has ended, by
+            these tokens or before; else None.
         stop_string: the stop string that ended it.
+        calls: what the tokens added to tool calls, at most one entry a call.
     """
 
     reasoning: str = ""
@@ -35,13 +43,14 @@ class ReplyPiece:
     num_used: int = 0
     end: ReplyEnd | None = None
     stop_string: str | None = None
+    calls: tuple[CallPiece, ...] = ()
 
 
 class ReplyText:
     """State of one reply. Marks count only as ids; the same characters typed out are text.
 
     Attributes:
-        end: "eos" or "stop" once the reply has ended by itself.
+        end: "eos", "stop" or "calls" once the reply has ended by itself.
         num_tokens: tokens that belong to the reply so far.
         reasoning_tokens: those of them that were taken inside reasoning, its closing mark excluded.
     """
@@ -55,6 +64,7 @@ class ReplyText:
         continues: bool = False,
         ignore_eos: bool = False,
         min_tokens: int = 0,
+        calls: CallRules | None = None,
     ) -> None:
         """Start a reply.
 
@@ -65,6 +75,8 @@ class ReplyText:
             continues: the prompt ends with the client's own start of the reply.
             ignore_eos: the end token is dropped and does not end the reply.
             min_tokens: stop strings do not act on the text of so many tokens at the start.
+            calls: how tool calls are read; None leaves markup in the text. Complete calls end the
+                reply.
 
         Raises:
             RequestError: a stop string is empty.
@@ -77,18 +89,29 @@ class ReplyText:
         self._eos_id = tokenizer.eos_id
         self._think_id = tokenizer.think_id
         self._end_think_id = tokenizer.end_think_id
-        self._marks = frozenset((self._eos_id, self._think_id, self._end_think_id))
+        marks = {self._eos_id, self._think_id, self._end_think_id}
+        dsml_id = tokenizer.special_id(DSML) if calls is not None else None
+        self._marks = frozenset(marks if dsml_id is None else marks | {dsml_id})
         self._decoder = IncrementalDecoder(tokenizer)
-        self._sections = ReplySections(
+        sections = ReplySections(
             in_reasoning=in_reasoning,
             continues=continues,
             stop=stop,
             stops_asleep=min_tokens > 0,
+            calls_follow=calls is not None,
         )
+        self._reader = ReplyReader(sections, None if calls is None else CallReader(calls))
 
     @classmethod
-    def of(cls, request: GenerateRequest, tokenizer: Tokenizer) -> "ReplyText":
+    def of(
+        cls, request: GenerateRequest, tokenizer: Tokenizer, *, calls: CallRules | None = None
+    ) -> "ReplyText":
         """The reply to a request; whoever reads the same request and ids gets the same text.
+
+        Args:
+            request: what was asked.
+            tokenizer: of the pack that writes it.
+            calls: as in the constructor.
 
         Raises:
             RequestError: a stop string is empty.
@@ -101,17 +124,23 @@ class ReplyText:
             continues=request.continues,
             ignore_eos=sampling.ignore_eos,
             min_tokens=sampling.min_tokens,
+            calls=calls,
         )
 
     @property
     def in_reasoning(self) -> bool:
         """The reply is inside its thinking block now."""
-        return self._sections.in_reasoning
+        return self._reader.in_reasoning
+
+    @property
+    def num_calls(self) -> int:
+        """Tool calls begun so far."""
+        return self._reader.num_calls
 
     @property
     def stop_string(self) -> str | None:
         """The stop string that ended the reply, or None."""
-        return self._sections.matched
+        return self._reader.matched
 
     def feed(self, token_ids: Iterable[int]) -> ReplyPiece:
         """Take the next tokens; those after the one that ends the reply are not used.
@@ -125,46 +154,55 @@ class ReplyText:
             self._take(token_id)
         return self._piece(self.num_tokens - num_before)
 
-    def finish(self) -> ReplyPiece:
-        """No more tokens come (a limit, a cancellation): give what was held back."""
+    def finish(self, *, is_cut: bool = True) -> ReplyPiece:
+        """No more tokens come: give what was held back.
+
+        Args:
+            is_cut: by a limit or a cancellation, so an open tool call stays open; False where the
+                reply was complete, so that arguments become valid JSON.
+        """
         if self.end is None:
-            self._flush()
-            if self._sections.matched is not None:
+            self._flush(is_cut=is_cut)
+            if self._reader.matched is not None:
                 self.end = "stop"
         return self._piece(0)
 
     def _take(self, token_id: int) -> None:
         self.num_tokens += 1
         if self.num_tokens > self._min_tokens:
-            self._sections.wake_stops()
+            self._reader.wake_stops()
         if token_id in self._marks:
             self._take_mark(token_id)
         else:
-            self.reasoning_tokens += self._sections.in_reasoning
-            self._sections.add_text(self._decoder.feed((token_id,)))
-        if self._sections.matched is not None:
+            self.reasoning_tokens += self._reader.in_reasoning
+            self._reader.add_text(self._decoder.feed((token_id,)))
+        if self._reader.matched is not None:
             self.end = "stop"
+        elif self._reader.is_done and self.end is None:
+            self.end = "calls"
 
     def _take_mark(self, token_id: int) -> None:
-        self._sections.add_text(self._decoder.finish())
-        self.reasoning_tokens += self._sections.in_reasoning and token_id != self._end_think_id
-        if self._sections.matched is not None:
+        self._reader.add_text(self._decoder.finish())
+        self.reasoning_tokens += self._reader.in_reasoning and token_id != self._end_think_id
+        if self._reader.matched is not None:
             return
         if token_id == self._think_id:
-            self._sections.open_thinking()
+            self._reader.open_thinking()
         elif token_id == self._end_think_id:
-            self._sections.close_thinking()
+            self._reader.close_thinking()
+        elif token_id != self._eos_id:
+            self._reader.add_dsml()
         elif not self._ignore_eos:
             self.end = "eos"
-            self._flush()
+            self._flush(is_cut=False)
 
-    def _flush(self) -> None:
-        self._sections.add_text(self._decoder.finish())
-        self._sections.finish()
+    def _flush(self, *, is_cut: bool) -> None:
+        self._reader.add_text(self._decoder.finish())
+        self._reader.finish(is_cut=is_cut)
 
     def _piece(self, num_used: int) -> ReplyPiece:
-        reasoning, content = self._sections.take()
-        return ReplyPiece(reasoning, content, num_used, self.end, self._sections.matched)
+        reasoning, content, calls = self._reader.take()
+        return ReplyPiece(reasoning, content, num_used, self.end, self._reader.matched, calls)
 
 
 class RawReplyText:
@@ -173,46 +211,61 @@ class RawReplyText:
     For raw text inputs; replies of the engine go through `ReplyText`. The end text is dropped.
     """
 
-    def __init__(self, *, in_reasoning: bool, continues: bool = False) -> None:
+    def __init__(
+        self, *, in_reasoning: bool, continues: bool = False, calls: CallRules | None = None
+    ) -> None:
         """Start a reply; arguments as in `ReplyText`."""
         self._held = ""
-        self._sections = ReplySections(in_reasoning=in_reasoning, continues=continues, stop=())
+        sections = ReplySections(
+            in_reasoning=in_reasoning,
+            continues=continues,
+            stop=(),
+            calls_follow=calls is not None,
+        )
+        self._reader = ReplyReader(sections, None if calls is None else CallReader(calls))
 
-    def feed(self, text: str) -> tuple[str, str]:
-        """Take text; return the reasoning and the content that are now certain."""
-        text = self._held + text
-        start = 0
-        while (at := text.find("<", start)) >= 0:
-            self._sections.add_text(text[start:at])
-            mark = next((mark for mark in _MARKS if text.startswith(mark, at)), None)
-            if mark is None and _may_become_mark(text, at):
-                start = at
-                break
-            if mark is None:
-                self._sections.add_text("<")
-                start = at + 1
-            else:
-                self._take_mark(mark)
-                start = at + len(mark)
-        else:
-            self._sections.add_text(text[start:])
-            start = len(text)
-        self._held = text[start:]
-        return self._sections.take()
+    @property
+    def num_calls(self) -> int:
+        """Tool calls begun so far."""
+        return self._reader.num_calls
 
-    def finish(self) -> tuple[str, str]:
-        """No more text comes: give what was held back."""
-        self._sections.add_text(self._held)
+    def feed(self, text: str) -> ReplyPiece:
+        """Take text; lone surrogates become U+FFFD."""
+        text = self._held + SURROGATES.sub("\ufffd", text)
+        at = 0
+        for found in _MARK.finditer(text):
+            self._reader.add_text(text[at : found.start()])
+            self._take_mark(found[0])
+            at = found.end()
+        held = _length_of_held(text[at:])
+        self._held = text[len(text) - held :]
+        self._reader.add_text(text[at : len(text) - held])
+        return self._piece()
+
+    def finish(self, *, is_cut: bool = False) -> ReplyPiece:
+        """No more text comes: give what was held back; argument as in `ReplyText`."""
+        self._reader.finish(is_cut=is_cut, last=self._held)
         self._held = ""
-        self._sections.finish()
-        return self._sections.take()
+        return self._piece()
 
     def _take_mark(self, mark: str) -> None:
         if mark == THINK:
-            self._sections.open_thinking()
+            self._reader.open_thinking()
         elif mark == END_THINK:
-            self._sections.close_thinking()
+            self._reader.close_thinking()
+        elif mark == DSML:
+            self._reader.add_dsml()
+
+    def _piece(self) -> ReplyPiece:
+        reasoning, content, calls = self._reader.take()
+        end: ReplyEnd | None = "calls" if self._reader.is_done else None
+        return ReplyPiece(reasoning, content, 0, end, None, calls)
 
 
-def _may_become_mark(text: str, at: int) -> bool:
-    return any(len(text) - at < len(mark) and mark.startswith(text[at:]) for mark in _MARKS)
+def _length_of_held(text: str) -> int:
+    """Characters of the longest tail that may still become a mark."""
+    for length in range(min(len(text), _LONGEST_MARK - 1), 0, -1):
+        tail = text[-length:]
+        if any(mark.startswith(tail) for mark in _MARKS):
+            return length
+    return 0

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from twinspark.errors import RequestError
+from twinspark.text.fields import shown
 
 DEFAULT_EFFORT = 75
 MAX_EFFORT = 100
@@ -75,7 +76,7 @@ def _effort(value: Any, param: str) -> int | None:
             return EFFORT_WORDS[value]
     words = ", ".join((*OFF_WORDS, *EFFORT_WORDS))
     raise RequestError(
-        f"{param} is {_shown(value)}, expected one of {words} or an integer from 1 to {MAX_EFFORT}",
+        f"{param} is {shown(value)}, expected one of {words} or an integer from 1 to {MAX_EFFORT}",
         param=param,
     )
 
@@ -87,7 +88,7 @@ def _switch(value: Any) -> bool | None:
     if isinstance(value, Mapping) and kind in ("enabled", "disabled"):
         return bool(kind == "enabled")
     raise RequestError(
-        f'thinking is {_shown(value)}, expected {{"type": "enabled"}} or {{"type": "disabled"}}',
+        f'thinking is {shown(value)}, expected {{"type": "enabled"}} or {{"type": "disabled"}}',
         param="thinking",
     )
 
@@ -100,7 +101,7 @@ def _kwargs_switch(kwargs: Mapping[str, Any]) -> bool | None:
             continue
         param = f"chat_template_kwargs.{name}"
         if not isinstance(value, bool):
-            raise RequestError(f"{param} is {_shown(value)}, expected true or false", param=param)
+            raise RequestError(f"{param} is {shown(value)}, expected true or false", param=param)
         if found is not None and found != value:
             raise RequestError(
                 "chat_template_kwargs.thinking and .enable_thinking contradict each other; "
@@ -109,8 +110,3 @@ def _kwargs_switch(kwargs: Mapping[str, Any]) -> bool | None:
             )
         found = value
     return found
-
-
-def _shown(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 60 else shown[:57] + "..."

@@ -25,6 +25,11 @@ ASSISTANT = "<\uff5cAssistant\uff5c>"
 LATEST_REMINDER = "<\uff5clatest_reminder\uff5c>"
 THINK = "<think>"
 END_THINK = "</think>"
+DSML = "\uff5cDSML\uff5c"
+IMAGE = "<\uff5cdeepseek_image\uff5c>"
+FIM_BEGIN = "<\uff5cfim\u2581begin\uff5c>"
+FIM_HOLE = "<\uff5cfim\u2581hole\uff5c>"
+FIM_END = "<\uff5cfim\u2581end\uff5c>"
 REQUIRED = (BOS, EOS, SYSTEM, USER, ASSISTANT, LATEST_REMINDER, THINK, END_THINK)
 
 # Prompt format 2: what training left unused but a sampler can still draw.
