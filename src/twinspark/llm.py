@@ -105,6 +105,9 @@ class ReplyStream(Generic[P]):
     def __next__(self) -> P:
         while not self._over:
             event = self._driver.next_event(self._request_id)
+            if event is None:  # closed from elsewhere
+                self._over = True
+                break
             piece = self._take(event)
             if piece.content or piece.reasoning:
                 return self._show(piece)

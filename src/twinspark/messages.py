@@ -18,6 +18,7 @@ from twinspark.errors import FormatError
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 4096  # of one stop string
+MAX_WHOLE = 2**63 - 1  # largest count or time of a request: what the wire carries
 MAX_TOP_K = 2**31 - 1  # above any vocabulary, so larger values mean the same
 LOWEST_TEMPERATURE = 1e-100  # above 0; a logit over less is no number any more
 HIGHEST_TEMPERATURE = 1e6
@@ -171,6 +172,11 @@ class Ready:
     pool_tokens: int = 0
     page_tokens: int = 0
     num_ranks: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beat:
+    """The engine's process is alive; sent twice a second where several ranks make up the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,14 +343,15 @@ class EngineStatus:
 
 Command = GenerateRequest | Cancel | Shutdown
 ReplyEvent = Waiting | Admitted | PromptScores | TokenDelta | Finished | Failed
-Event = Loading | Ready | ReplyEvent | EngineStatus
+Event = Loading | Ready | Beat | ReplyEvent | EngineStatus
 Message = Command | Event
 
 _TYPES: dict[str, type[Any]] = {
     cls.__name__: cls
     for cls in (
         GenerateRequest, Cancel, Shutdown,
-        Loading, Ready, Waiting, Admitted, PromptScores, TokenDelta, Finished, Failed, EngineStatus,
+        Loading, Ready, Beat, EngineStatus,
+        Waiting, Admitted, PromptScores, TokenDelta, Finished, Failed,
     )
 }  # fmt: skip
 _NESTED: dict[str, type[Any]] = {"sampling": Sampling, "stats": ReplyStats}

@@ -213,7 +213,10 @@ def server():
 
 
 def ask(url, **fields):
-    body = {"messages": [{"role": "user", "content": "ab"}], "stream": True, "max_tokens": 4000}
+    body = {
+        "messages": [{"role": "user", "content": "ab"}], "stream": True, "max_tokens": 4000,
+        "ignore_eos": True,
+    }  # fmt: skip
     return httpx.stream("POST", url + "/v1/chat/completions", json=body | fields, timeout=60)
 
 
@@ -234,6 +237,26 @@ def test_a_server_whose_follower_dies_answers_everybody_and_ends_with_70(server)
     assert server.wait(20) == EXIT_RANKS, server.said
     assert monotonic() - begin < SOON_S + 2 * SLACK_S
     assert "rank 1 is gone: its process was killed by SIGKILL" in server.said
+    assert not is_alive(engine_pid) and not is_alive(follower)
+
+
+@pytest.mark.parametrize(
+    ("number", "cause"),
+    [(signal.SIGSTOP, "rank 0 stopped answering"), (signal.SIGKILL, "was killed by SIGKILL")],
+)
+def test_a_server_whose_rank_0_stops_or_dies_answers_and_ends_with_70(server, number, cause):
+    url = server.wait_ready()
+    engine_pid, follower = server.engine_pid, server.follower()
+    with ask(url) as reply:
+        lines = reply.iter_lines()
+        next(lines)
+        begin = monotonic()
+        os.kill(engine_pid, number)
+        data = [line.removeprefix("data: ") for line in lines if line.startswith("data: {")]
+        assert cause in json.loads(data[-1])["error"]["message"]
+        assert monotonic() - begin < SOON_S + SLACK_S
+    assert server.wait(20) == EXIT_RANKS, server.said
+    assert monotonic() - begin < SOON_S + 2 * SLACK_S and cause in server.said
     assert not is_alive(engine_pid) and not is_alive(follower)
 
 

@@ -20,6 +20,7 @@ ALL = [
     m.Shutdown(),
     m.Loading(phase="weights", fraction=0.5),
     m.Ready(model_name="d", vocab_size=9, max_context_tokens=8, num_slots=4, load_seconds=0.1),
+    m.Beat(),
     m.Waiting(request_id="a", position=2, cause="pool", predicted_ms=12.5),
     m.Admitted(request_id="a", cached_tokens=256),
     m.PromptScores(

@@ -28,6 +28,9 @@ KEEP_ALIVE_S = 75
 POLL_S = 0.05
 LAST_WORDS_S = 2
 EXIT_FORCED = 1
+SILENCE_S = 2.5
+"""Silence of an engine of several ranks, which beats twice a second, that counts as its death."""
+OVERSLEPT_S = 1.0
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -43,12 +46,14 @@ class ServerLife:
     """Runs one server from a started engine process to the end."""
 
     def __init__(
-        self, app: Starlette, process: EngineProcess, listener: socket.socket, loading: LoadingLine
-    ) -> None:
+        self, app: Starlette, process: EngineProcess, listener: socket.socket,
+        loading: LoadingLine, *, num_ranks: int = 1,
+    ) -> None:  # fmt: skip
         self._state: ServerState = app.state.server
         self._process = process
         self._listener = listener
         self._loading = loading
+        self._num_ranks = num_ranks
         self._stop: asyncio.Event = asyncio.Event()
         self._http = _HttpServer(
             uvicorn.Config(
@@ -92,17 +97,23 @@ class ServerLife:
             self._state.close()
 
     async def _serve_until_stopped(self, link: EngineLink) -> None:
-        """Until a stop signal. An engine that died of its own leaves the server up to say so.
+        """Until a stop signal. An engine of one rank that died leaves the server up to say so.
 
         Raises:
-            RankFailed: the ranks of the engine ended together, after answering what was open.
+            RankFailed: an engine of several ranks has ended; what was open has been answered.
         """
+        has_ranks = link.ready is not None and link.ready.num_ranks > 1
         while not self._stop.is_set():
-            if link.failure is not None and self._process.exit_code == EXIT_RANKS:
+            if link.failure is not None and (has_ranks or self._process.exit_code == EXIT_RANKS):
                 await self._replies_end(LAST_WORDS_S)
                 raise RankFailed(link.failure)
+            if has_ranks and link.failure is None and link.silence_s > SILENCE_S:
+                link.give_up(f"rank 0 stopped answering {link.silence_s:.1f} s ago")
+            slept_from_s = time.monotonic()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), 2 * POLL_S)
+            if time.monotonic() - slept_from_s > OVERSLEPT_S:
+                link.forgive_silence()
 
     def _on_signal(self) -> None:
         if self._stop.is_set():
@@ -127,7 +138,8 @@ class ServerLife:
         if self._stop.is_set():
             return False
         if link.ready is None:
-            if self._process.exit_code == EXIT_RANKS:
+            code = self._process.exit_code
+            if code == EXIT_RANKS or (self._num_ranks > 1 and code is not None and code < 0):
                 raise RankFailed(f"the model was not loaded: {link.failure}")
             raise EngineDied(f"the model was not loaded: {link.failure}")
         say(describe_ready(link.ready, self._state.model_name))

@@ -167,7 +167,9 @@ def run_server(
             lambda fd: [*worker_command(pack.path, engine_config, log_level, fd), *extra]
         )
         try:
-            _serve_http(make_app, config, process, listener, on_ready)
+            _serve_http(
+                make_app, config, process, listener, on_ready, num_ranks=engine_config.ranks
+            )
         finally:
             process.end()
 
@@ -178,6 +180,8 @@ def _serve_http(
     process: "EngineProcess",
     listener: socket.socket,
     on_ready: Callable[[str], None] | None,
+    *,
+    num_ranks: int,
 ) -> None:
     from twinspark.cli.lifecycle import ServerLife
     from twinspark.server.link import EngineLink
@@ -188,7 +192,7 @@ def _serve_http(
         say(f"WARNING: {config.host} is open to other machines, and no key is asked for")
     loading = LoadingLine()
     link = EngineLink(process, on_loading=loading.show)
-    life = ServerLife(make_app(link), process, listener, loading)
+    life = ServerLife(make_app(link), process, listener, loading, num_ranks=num_ranks)
     life.run(link, on_ready=lambda: on_ready(url) if on_ready else None)
 
 

@@ -25,8 +25,8 @@ class EngineConfig:
 
     Attributes:
         slots: requests that run at the same time.
-        max_context_tokens: longest prompt plus reply of a request; None is the model's own limit
-            or DEFAULT_CONTEXT_TOKENS, whichever is less.
+        max_context_tokens: longest prompt plus reply of a request; None is the least of the
+            model's own limit, DEFAULT_CONTEXT_TOKENS and what the pool holds.
         prefill_chunk: most prompt tokens of one round, all requests together.
         max_window_rows: most rows one request decodes in a round: 1 plus its drafts.
         draft: whether replies are drafted at all, by the draft blocks or by copying.
@@ -42,7 +42,8 @@ class EngineConfig:
         rank_timeout_s: a rank that is silent for this long counts as dead.
         split_pool: every rank keeps its own part of the pages (design decision 25).
         page_tokens: positions a page (design decision 22).
-        pool_tokens: positions of the shared pool; None gives every slot its whole context.
+        pool_tokens: positions of the shared pool, rounded down to whole pages; None is every slot's
+            whole context and one more for saved prefixes.
         pages_from_top: take pages from the end of the pool first, a debugging aid.
         cache_format: "packed" bytes as trained, or the same values as "bf16".
         prefix_reuse: keep prefixes of finished work for later requests.
@@ -123,6 +124,11 @@ class EngineConfig:
             )
         if self.split_pool and self.ranks == 1:
             raise ConfigError("split_pool has no effect with one rank; give ranks too")
+        if self.pool_tokens is not None and self.pool_tokens < self.page_tokens:
+            raise ConfigError(
+                f"pool_tokens is {self.pool_tokens}, less than one page of {self.page_tokens}; "
+                "give more, or smaller pages"
+            )
         if self.page_tokens % 2:
             raise ConfigError(f"page_tokens is {self.page_tokens}, expected an even number")
         if self.cache_format not in ("packed", "bf16"):
@@ -139,7 +145,10 @@ class EngineConfig:
             ConfigError: max_context_tokens asks for more than the model has.
         """
         if self.max_context_tokens is None:
-            return min(model_limit, DEFAULT_CONTEXT_TOKENS)
+            most = min(model_limit, DEFAULT_CONTEXT_TOKENS)
+            if self.pool_tokens is not None:
+                most = min(most, self.pool_tokens // self.page_tokens * self.page_tokens)
+            return most
         if self.max_context_tokens > model_limit:
             raise ConfigError(
                 f"max_context_tokens is {self.max_context_tokens}, but the model's positions end "

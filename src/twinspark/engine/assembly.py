@@ -19,10 +19,14 @@ from twinspark.engine.scheduler import Scheduler
 
 
 def num_pages(config: EngineConfig, context_tokens: int) -> int:
-    """Pages of the pool: as many as asked for, or enough for every slot's whole context."""
+    """Pages of the pool: as many as asked for, or every slot's whole context and one more.
+
+    The one more is for saved prefixes: requests without a limit reserve a whole context each, and
+    while all slots run such ones nothing else would be left.
+    """
     if config.pool_tokens is None:
-        return config.slots * -(-context_tokens // config.page_tokens)
-    return max(1, config.pool_tokens // config.page_tokens)
+        return (config.slots + 1) * -(-context_tokens // config.page_tokens)
+    return config.pool_tokens // config.page_tokens
 
 
 def new_scheduler(
@@ -84,7 +88,6 @@ def _new_store(
         rules=rules,
         is_saving=config.prefix_reuse and config.checkpoint_bytes >= caches.encoder_state_bytes,
         context_tokens=context_tokens,
-        slack_tokens=config.max_window_rows,
     )
 
 

@@ -18,6 +18,7 @@ from twinspark.messages import (
     MAX_PENALTY,
     MAX_STOP_CHARACTERS,
     MAX_STOP_STRINGS,
+    MAX_WHOLE,
     GenerateRequest,
     LoopGuard,
     Priority,
@@ -68,16 +69,16 @@ def check_sampling(sampling: Sampling) -> None:
     if sampling.seed is not None:
         _check_integer("seed", sampling.seed, None)
     if sampling.max_tokens is not None:
-        _check_integer("max_tokens", sampling.max_tokens, 1)
+        _check_integer("max_tokens", sampling.max_tokens, 1, MAX_WHOLE)
     _check_flags(sampling, ("ignore_eos", "draft"))
     _check_stop(sampling.stop)
     _check_penalties(sampling)
-    _check_integer("min_tokens", sampling.min_tokens, 0)
+    _check_integer("min_tokens", sampling.min_tokens, 0, MAX_WHOLE)
     for name in ("logprobs", "prompt_logprobs"):
         if getattr(sampling, name) is not None:
             _check_integer(name, getattr(sampling, name), 0, MAX_LOGPROBS)
     if sampling.thinking_budget is not None:
-        _check_integer("thinking_budget", sampling.thinking_budget, 0)
+        _check_integer("thinking_budget", sampling.thinking_budget, 0, MAX_WHOLE)
     _check_word("loop_guard", sampling.loop_guard, get_args(LoopGuard))
     _check_integer("choice_index", sampling.choice_index, 0, MAX_CHOICES - 1)
 
@@ -146,7 +147,7 @@ def _check_service(request: GenerateRequest) -> None:
     _check_word("priority", request.priority, get_args(Priority))
     for name in ("deadline_ms", "max_queue_ms"):
         if getattr(request, name) is not None:
-            _check_integer(name, getattr(request, name), 1)
+            _check_integer(name, getattr(request, name), 1, MAX_WHOLE)
     salt = request.cache_salt
     if not isinstance(salt, str) or len(salt) > MAX_SALT_CHARACTERS:
         raise RequestError(
@@ -208,7 +209,14 @@ def _check_number(name: str, value: object, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise RequestError(f"{name} is {value!r}, expected a number, {expected}", param=name)
     if not low <= value <= high:
-        raise RequestError(f"{name} is {value}, expected {expected}", param=name)
+        raise RequestError(f"{name} is {_shown(value)}, expected {expected}", param=name)
+
+
+def _shown(value: object) -> str:
+    """A value in a message; Python refuses to write integers of thousands of digits."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"an integer of {value.bit_length()} bits"
+    return repr(value)
 
 
 def _check_integer(name: str, value: object, low: int | None, high: int | None = None) -> None:
@@ -219,7 +227,7 @@ def _check_integer(name: str, value: object, low: int | None, high: int | None =
         or (low is not None and value < low)
         or (high is not None and value > high)
     ):
-        raise RequestError(f"{name} is {value!r}, expected an integer{least}", param=name)
+        raise RequestError(f"{name} is {_shown(value)}, expected an integer{least}", param=name)
 
 
 def _check_flags(fields: object, names: Iterable[str]) -> None:

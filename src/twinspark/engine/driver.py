@@ -4,8 +4,11 @@ Owns the lock that makes the engine safe for several threads. Read next: `core.p
 `twinspark/llm.py`.
 """
 
+import signal
 from collections import deque
-from threading import Lock
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock, current_thread, main_thread
 from typing import TYPE_CHECKING
 
 from twinspark.errors import EngineDied
@@ -30,6 +33,7 @@ class Driver:
     def status(self) -> EngineStatus:
         """How busy the engine is now."""
         with self._lock:
+            self._cancel()
             return self._engine.status
 
     def submit(self, request: GenerateRequest) -> None:
@@ -43,8 +47,9 @@ class Driver:
         with self._lock:
             self._check_open()
             self._cancel()
-            self._engine.submit(request)
-            self._events[request.request_id] = deque()
+            with _uninterrupted():
+                self._engine.submit(request)
+                self._events[request.request_id] = deque()
 
     def make_room(self) -> None:
         """Run rounds until one more request fits, if open ones can make it fit."""
@@ -53,15 +58,19 @@ class Driver:
             while self._ended is None and self._engine.has_work and not self._engine.has_room:
                 self._step()
 
-    def next_event(self, request_id: str) -> ReplyEvent:
+    def next_event(self, request_id: str) -> ReplyEvent | None:
         """The next event of a request; runs rounds until there is one.
+
+        Returns:
+            None when the request was dropped, which may happen while this waits.
 
         Raises:
             EngineDied: the engine has ended.
         """
         with self._lock:
-            events = self._events[request_id]
-            while not events:
+            while not (events := self._events.get(request_id)):
+                if events is None:
+                    return None
                 self._check_open()
                 self._step()
             event = events.popleft()
@@ -85,22 +94,24 @@ class Driver:
             self._end("the LLM was closed")
 
     def _cancel(self) -> None:
-        while self._dropped:
-            request_id = self._dropped.popleft()
-            self._events.pop(request_id, None)
-            self._engine.cancel(request_id)
-        while self._cancelled:
-            self._engine.cancel(self._cancelled.popleft())
+        with _uninterrupted():
+            while self._dropped:
+                request_id = self._dropped.popleft()
+                self._events.pop(request_id, None)
+                self._engine.cancel(request_id)
+            while self._cancelled:
+                self._engine.cancel(self._cancelled.popleft())
 
     def _step(self) -> None:
         self._cancel()
-        ok = False
-        try:
-            self._sort(self._engine.step())
-            ok = True
-        finally:
-            if not ok:
-                self._end("the engine failed in an earlier round")
+        with _uninterrupted():
+            ok = False
+            try:
+                self._sort(self._engine.step())
+                ok = True
+            finally:
+                if not ok:
+                    self._end("the engine failed in an earlier round")
 
     def _end(self, reason: str) -> None:
         if self._ended is None:
@@ -115,3 +126,23 @@ class Driver:
     def _check_open(self) -> None:
         if self._ended is not None:
             raise EngineDied(self._ended)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Hold Ctrl-C back until the engine is in order again; it is raised then.
+
+    Only where Python would raise KeyboardInterrupt: in the main thread, with its own handler.
+    """
+    default = signal.default_int_handler
+    if current_thread() is not main_thread() or signal.getsignal(signal.SIGINT) is not default:
+        yield
+        return
+    pressed: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _frame: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, default)
+    if pressed:
+        raise KeyboardInterrupt

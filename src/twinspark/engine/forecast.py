@@ -50,7 +50,7 @@ class Forecast:
         for session in live:
             left_s = self._pace.left_s(
                 units=self._units_left(session), tokens=session.tokens_left,
-                num_windows=num_windows,
+                num_windows=num_windows, done=session.num_reply_tokens,
             )  # fmt: skip
             if left_s is None:
                 return None

@@ -22,6 +22,7 @@ from twinspark.engine.core import Engine, failure_of
 from twinspark.engine.startup import LoadedEngine, OnProgress
 from twinspark.errors import CapacityError, EngineDied, FormatError, RankFailed, RequestError
 from twinspark.messages import (
+    Beat,
     Cancel,
     Command,
     Event,
@@ -44,6 +45,7 @@ ORPHAN_GRACE_S = 10.0
 EXIT_ORPHANED = 70
 MAIN_GRACE_S = 0.1
 EXIT_GRACE_S = 1.0
+BEAT_S = 0.5
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +84,9 @@ def run_host(sock: socket.socket, load: Callable[[OnProgress], LoadedEngine]) ->
             ),
             loaded.engine.status,
         )
+        if loaded.team is not None:
+            beat = threading.Thread(target=_beat, args=(inbox, outbox), name="beat", daemon=True)
+            beat.start()
         serve(loaded.engine, inbox, outbox, team=loaded.team)
     except _PeerGone:
         logger.info("the server is gone; the engine ends")
@@ -155,6 +160,13 @@ def _obey(engine: Engine, commands: list[Command]) -> list[Event]:
             case Shutdown():
                 pass  # the inbox has noted it
     return events
+
+
+def _beat(inbox: "Inbox", outbox: "Outbox") -> None:
+    """Tell the server that this process is alive, whatever its main thread does."""
+    with suppress(_PeerGone):
+        while not inbox.finished.wait(BEAT_S):
+            outbox.send(Beat())
 
 
 def _report(phase: str, fraction: float, inbox: "Inbox", outbox: "Outbox") -> None:

@@ -92,13 +92,21 @@ class Pace:
             return False
         return self._mixed_rounds >= (ANCHOR_ROUNDS if num_windows in self._round_s else 1)
 
-    def left_s(self, *, units: float, tokens: int, num_windows: int) -> float | None:
-        """Predicted seconds of a request that has so much of its prompt and reply to run."""
+    def left_s(self, *, units: float, tokens: int, num_windows: int, done: int = 0) -> float | None:
+        """Predicted seconds of a request.
+
+        Args:
+            units: of its prompt that are left.
+            tokens: most tokens of its reply that are left.
+            num_windows: that share its rounds.
+            done: tokens of its reply so far; one longer than usual is taken to be half done.
+        """
         round_s = self.round_s(num_windows)
         if round_s is None or self._unit_s is None:
             return None
         if self._reply_tokens is not None:
-            tokens = min(tokens, round(self._reply_tokens) + 1)
+            usual = round(self._reply_tokens) + 1
+            tokens = min(tokens, usual - done if done < usual else done)
         return units * self._unit_s + tokens / self._tokens_a_round * round_s
 
 

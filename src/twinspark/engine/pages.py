@@ -36,7 +36,7 @@ class PageStore:
 
     def __init__(
         self, pool: PagePool, index: PrefixIndex, *, rules: MarkRules, is_saving: bool,
-        context_tokens: int, slack_tokens: int,
+        context_tokens: int,
     ) -> None:  # fmt: skip
         """Start with everything free.
 
@@ -46,7 +46,6 @@ class PageStore:
             rules: where prompts leave checkpoints.
             is_saving: whether prefixes are kept at all.
             context_tokens: most positions of a session.
-            slack_tokens: positions that rejected drafts may reach beyond the longest reply.
         """
         self.pool = pool
         self.index = index
@@ -55,7 +54,6 @@ class PageStore:
         self._rules = rules
         self._is_saving = is_saving
         self._context_tokens = context_tokens
-        self._slack_tokens = slack_tokens
         self._ops: list[CacheOp] = []
         self._states: set[int] = set()
         self._next_state_id = 0
@@ -74,9 +72,8 @@ class PageStore:
         return self.pool.num_free + self.held_pages
 
     def pages_needed(self, prompt_tokens: int, limit: int) -> int:
-        """Pages of a session, its longest reply included."""
-        tokens = min(prompt_tokens + limit + self._slack_tokens, self._context_tokens)
-        return self.pool.pages_for(tokens)
+        """Pages of a session, its longest reply included; drafts never reach beyond that."""
+        return self.pool.pages_for(min(prompt_tokens + limit, self._context_tokens))
 
     def find(self, session: Session) -> Match:
         """What the session may go on from; asked again only when the index has changed."""

@@ -12,6 +12,9 @@ from twinspark.messages import WaitCause, Waiting
 TELL_GAP_S = 0.25
 """A request hears of its place at most this often."""
 
+RENEW_S = 1.0
+"""A prediction is renewed when it is over, or after this long when it was shorter."""
+
 
 class WaitingRoom:
     """The queue.
@@ -25,6 +28,7 @@ class WaitingRoom:
         self._foreground: deque[Session] = deque()
         self._background: deque[Session] = deque()
         self._told: dict[str, tuple[float, int, WaitCause]] = {}
+        self._renew_s: dict[str, float] = {}
         self._told_version = 0
         self._look_again_s = 0.0
 
@@ -49,6 +53,7 @@ class WaitingRoom:
         """Take a session out, wherever it stands."""
         self._of(session).remove(session)
         self._told.pop(session.request.request_id, None)
+        self._renew_s.pop(session.request.request_id, None)
         self.version += 1
 
     def note_cause(self, session: Session, cause: WaitCause) -> None:
@@ -60,20 +65,24 @@ class WaitingRoom:
     def announce(
         self, now_s: float, predict: Callable[[], Sequence[float] | None]
     ) -> list[Waiting]:
-        """Tell those whose place or cause has changed, each at most every TELL_GAP_S.
+        """Tell those whose place or cause has changed, or whose predicted wait is over.
+
+        Each hears at most every TELL_GAP_S.
 
         Args:
             now_s: on the engine's clock.
             predict: seconds until the admission of each, in order; called only if one is told.
         """
-        if self.version == self._told_version or now_s < self._look_again_s:
+        is_over = self._renew_s and now_s >= min(self._renew_s.values())
+        if not is_over and (self.version == self._told_version or now_s < self._look_again_s):
             return []
         self._told_version = self.version
         due: list[tuple[int, Session, WaitCause]] = []
         for position, session in enumerate(self):
             cause = session.cause
             told = self._told.get(session.request.request_id)
-            if cause is None or (told is not None and told[1:] == (position, cause)):
+            is_old = now_s >= self._renew_s.get(session.request.request_id, now_s)
+            if cause is None or (told is not None and told[1:] == (position, cause) and not is_old):
                 continue
             if told is not None and now_s - told[0] < TELL_GAP_S:
                 self._told_version = -1  # something is still to be told
@@ -85,6 +94,8 @@ class WaitingRoom:
         waits = predict()
         for position, session, cause in due:
             self._told[session.request.request_id] = (now_s, position, cause)
+            wait_s = 0.0 if waits is None else waits[position]
+            self._renew_s[session.request.request_id] = now_s + max(wait_s, RENEW_S)
         return [
             Waiting(
                 request_id=session.request.request_id,

@@ -17,6 +17,7 @@ from twinspark.messages import (
     MAX_LOGPROBS,
     MAX_PENALTY,
     MAX_TOP_K,
+    MAX_WHOLE,
     GenerateRequest,
     Priority,
     Sampling,
@@ -127,14 +128,14 @@ class ChatFields(_Strict):
     logit_bias: LogitBias | None = None
     banned_token_ids: TokenIds | None = None
     allowed_token_ids: TokenIds | None = None
-    min_tokens: Annotated[Integer, Field(ge=0)] | None = None
+    min_tokens: Annotated[Integer, Field(ge=0, le=MAX_WHOLE)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    thinking_budget: Annotated[Integer, Field(ge=0)] | None = None
+    thinking_budget: Annotated[Integer, Field(ge=0, le=MAX_WHOLE)] | None = None
     loop_guard: LoopGuardWord | None = None
     priority: Priority | None = None
-    deadline_ms: Annotated[Integer, Field(ge=1)] | None = None
-    max_queue_ms: Annotated[Integer, Field(ge=1)] | None = None
+    deadline_ms: Annotated[Integer, Field(ge=1, le=MAX_WHOLE)] | None = None
+    max_queue_ms: Annotated[Integer, Field(ge=1, le=MAX_WHOLE)] | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
     approximations: Names | None = None
 

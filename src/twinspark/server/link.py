@@ -16,11 +16,13 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from threading import Thread
+from time import monotonic
 from typing import IO
 
 from twinspark.errors import FormatError
 from twinspark.messages import (
     Admitted,
+    Beat,
     Cancel,
     Command,
     EngineStatus,
@@ -148,6 +150,8 @@ class EngineLink:
         self._writer: asyncio.StreamWriter | None = None
         self._pump: asyncio.Task[None] | None = None
         self._is_closing = False
+        self._heard_s = monotonic()
+        self._given_up: str | None = None
         self.settled = asyncio.Event()
 
     @property
@@ -169,6 +173,20 @@ class EngineLink:
     def status(self) -> EngineStatus | None:
         """The engine's newest snapshot, or None before the first."""
         return self._status
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since anything came from the engine."""
+        return monotonic() - self._heard_s
+
+    def forgive_silence(self) -> None:
+        """Start to count again: it was this process that could not listen."""
+        self._heard_s = monotonic()
+
+    def give_up(self, cause: str) -> None:
+        """Kill the engine's process; every open reply ends with this cause."""
+        self._given_up = cause
+        self._process.kill()
 
     async def attach(self) -> None:
         """Begin to read; `settled` is set once the engine is ready or gone."""
@@ -241,17 +259,20 @@ class EngineLink:
         cause = None
         try:
             while data := await reader.read(READ_BYTES):
+                self._heard_s = monotonic()
                 for message in frames.feed(data):
                     self._take(message)
         except (OSError, FormatError) as error:
             cause = f"the connection to the engine broke: {error}"
         await asyncio.to_thread(self._process.wait, 1.0)
-        self._fail_all(cause or self._process.describe_end())
+        self._fail_all(self._given_up or cause or self._process.describe_end())
 
     def _take(self, message: Message) -> None:
         match message:
             case Waiting() | Admitted() | PromptScores() | TokenDelta() | Finished() | Failed():
                 self._deliver(message)
+            case Beat():
+                pass  # having been heard is all
             case EngineStatus():
                 self._status = message
             case Loading():

@@ -1,12 +1,15 @@
 """Who is admitted when: classes, long prompts, memory, pages, deadlines, and what is said."""
 
 import dataclasses
+import itertools
 
 import pytest
 from tests.fake_model import FakeModel, Replies, run_all
 
-from twinspark.errors import CapacityError, RequestError
-from twinspark.messages import GenerateRequest, Sampling
+from twinspark.config.engine import EngineConfig
+from twinspark.engine.core import Engine
+from twinspark.errors import CapacityError, ConfigError, RequestError
+from twinspark.messages import Admitted, GenerateRequest, Sampling, Waiting
 
 PAGE = 8
 
@@ -127,9 +130,8 @@ def test_a_request_over_the_whole_pool_is_refused_with_both_numbers(make):
     assert len(run_all(engine, [ask("b", 30, limit=17)]).tokens["b"]) == 17
 
 
-def test_slack_for_drafts_ends_at_the_context(make):
-    engine = make(slots=1, max_context_tokens=6 * PAGE, max_window_rows=16)
-    assert engine.status.pool_tokens == 6 * PAGE
+def test_drafts_need_no_pages_of_their_own(make):
+    engine = make(slots=1, pool_tokens=6 * PAGE, max_window_rows=16, draft=True, lookup=False)
     assert len(run_all(engine, [ask("a", 8, limit=40)]).tokens["a"]) == 40
 
 
@@ -306,3 +308,49 @@ def test_drafts_of_a_slots_last_holder_are_never_run(make_engine):
     model.spans.clear()
     run_all(engine, [ask("b", 1, limit=1)])
     assert [[s.count for s in spans] for spans in model.spans] == [[1]]
+
+
+def test_a_prediction_that_has_run_out_is_renewed(make, clock):
+    """A reply much longer than usual is in front: what was said about the wait gets new words."""
+    engine = make(slots=1, round_s=0.5)
+    run_all(engine, [ask("usual", limit=3)])
+    engine.submit(ask("long", limit=120))
+    engine.submit(ask("next"))
+    told, admitted_s = [], None
+    while engine.has_work:
+        for event in engine.step():
+            if isinstance(event, Waiting):
+                told.append((clock.now_s, event.predicted_ms / 1000))
+            elif isinstance(event, Admitted) and event.request_id == "next":
+                admitted_s = clock.now_s
+    assert len(told) > 3
+    for (at_s, wait_s), (later_s, _) in itertools.pairwise(told):
+        assert later_s - at_s <= max(wait_s, 1.0) + 0.5, "nobody is left with a wait that is over"
+    assert told[-1][0] + told[-1][1] > admitted_s - 0.5 - told[-1][1] / 2
+
+
+def test_a_pool_smaller_than_the_models_context_bounds_the_context(small_tokenizer):
+    settings = {"pool_tokens": 100, "page_tokens": 16, "slots": 2}
+    engine = Engine(FakeModel(), small_tokenizer, EngineConfig(**settings))
+    assert engine.context_tokens == 96 and engine.status.pool_tokens == 96
+    replies = run_all(engine, [ask("a", limit=None)])
+    assert replies.last["a"].stats.completion_tokens == 92
+    with pytest.raises(ConfigError, match="less than one page"):
+        EngineConfig(pool_tokens=15, page_tokens=16)
+
+
+def test_requests_without_a_limit_leave_other_prefixes_alone(small_tokenizer):
+    """Each reserves a whole context; the default pool has one context more than slots."""
+    config = EngineConfig(slots=3, page_tokens=16, max_context_tokens=256)
+    engine = Engine(FakeModel(), small_tokenizer, config)
+    run_all(engine, [ask("kept", 60)])
+    run_all(engine, [ask(f"r{n}", 40, first=100 + 50 * n, limit=None) for n in range(3)])
+    again = run_all(engine, [ask("again", 60)])
+    assert again.last["again"].stats.cached_tokens == 59
+
+
+@pytest.mark.parametrize("name", ["deadline_ms", "max_queue_ms"])
+def test_times_beyond_reason_are_refused_by_name(name, make):
+    with pytest.raises(RequestError, match="an integer of 33220 bits") as caught:
+        make().submit(ask("a", **{name: 10**10000}))
+    assert caught.value.param == name

@@ -59,14 +59,14 @@ def test_capacity_is_counted_in_tokens(make_engine):
     engine = make_engine(page_tokens=PAGE, pool_tokens=100, slots=2)
     assert engine.status.pool_tokens == engine.status.pool_free_tokens == 96
     engine = make_engine(page_tokens=PAGE, slots=2, max_context_tokens=41)
-    assert engine.status.pool_tokens == 2 * 6 * PAGE
+    assert engine.status.pool_tokens == (2 + 1) * 6 * PAGE
 
 
 def test_pages_may_be_given_from_the_top(make_engine):
     engine = make_engine(page_tokens=PAGE, slots=2, max_context_tokens=40, pages_from_top=True)
     engine.submit(ask("a", 9, limit=3))
     engine.step()
-    assert engine._scheduler.running(0).pages == [9, 8, 7, 6]
+    assert engine._scheduler.running(0).pages == [14, 13]
     run_all(engine, [])
 
 

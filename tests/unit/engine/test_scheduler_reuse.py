@@ -260,7 +260,7 @@ def test_pages_of_a_slot_are_shared_whole_and_copied_once(engine):
     free = engine.status.pool_free_tokens
     engine.submit(ask(text(40), limit=3, draft=False))
     engine.step()
-    needed = -(-(40 + 3 + 16) // PAGE) * PAGE
+    needed = -(-(40 + 3) // PAGE) * PAGE
     assert free - engine.status.pool_free_tokens == needed - 39 // PAGE * PAGE
     assert caches(engine).copies == 1
 

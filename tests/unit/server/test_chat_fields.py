@@ -187,3 +187,11 @@ def test_ids_outside_the_vocabulary(body: dict[str, object]) -> None:
         fields.check_ids(100)
     assert caught.value.param == name
     parse_chat_fields({"logit_bias": {"99": 1}, "banned_token_ids": [0]}).check_ids(100)
+
+
+@pytest.mark.parametrize("name", ["min_tokens", "thinking_budget", "deadline_ms", "max_queue_ms"])
+@pytest.mark.parametrize("value", [1e300, 2**64, "9" * 300])
+def test_counts_beyond_the_wire_are_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_chat_fields({name: value})
+    assert caught.value.status == 400 and caught.value.param == name
