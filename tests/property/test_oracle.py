@@ -5,6 +5,7 @@ few pages, shared and diverging prefixes, arrivals, cancellations, forced and ow
 formats, one rank or two. Replies, scores and digests are equal bit for bit, and no page is lost.
 """
 
+import collections
 import dataclasses
 import functools
 
@@ -24,6 +25,7 @@ from twinspark.messages import Failed, Finished, GenerateRequest, PromptScores, 
 from twinspark.model.loading import load_model
 from twinspark.text.tokenizer import Tokenizer
 
+COUNTS = collections.Counter()
 TOKENIZER = Tokenizer(small_tokenizer_json())
 TOKEN_MAP = np.array([tiny.token_map(i) for i in range(512)])
 CONTEXT, PAGE = 112, 16
@@ -59,33 +61,58 @@ rules = st.fixed_dictionaries(
 )
 
 
+NAMES = ("bounded_replay", "expert_pruning", "bf16_hyper_connections")
+
+
 @st.composite
-def requests(draw, number):
-    """A prompt cut from one of two documents, perhaps with an end of its own."""
-    length = draw(st.sampled_from(LENGTHS) | st.integers(1, 70))
-    ids = list(tiny.prompt(length, salt=draw(st.integers(0, 1))))
-    fork = draw(st.none() | st.integers(0, length))
-    if fork is not None:
-        ids[fork:] = tiny.prompt(length, salt=7)[fork:]
-    marks = draw(st.lists(st.integers(1, max(1, length - 1)), max_size=2, unique=True))
-    names = ("bounded_replay", "expert_pruning", "bf16_hyper_connections")
+def requests(draw, number, earlier):
+    """Mostly the beginning of one document, or the next turn of an earlier request; else anything.
+
+    A turn begins with an earlier prompt and what its reply is, or a part of that.
+    """
+    kind = draw(st.sampled_from(["same", "same", "turn", "turn", "any"]))
+    plain = [r for r in earlier if not r.approximations and not r.cache_salt]
+    names, salt = (), ""
+    if kind == "turn" and plain:
+        before = draw(st.sampled_from(plain))
+        reply = alone(before)[0]
+        ids = [*before.prompt_ids, *reply[: draw(st.integers(0, len(reply)))]]
+        ids += tiny.prompt(draw(st.integers(1, 20)), salt=7)
+        ids = ids[: CONTEXT - 24]
+    elif kind == "any":
+        length = draw(st.sampled_from(LENGTHS) | st.integers(1, 70))
+        ids = list(tiny.prompt(length, salt=draw(st.integers(0, 1))))
+        fork = draw(st.none() | st.integers(0, length))
+        if fork is not None:
+            ids[fork:] = tiny.prompt(length, salt=7)[fork:]
+        names = tuple(sorted(draw(st.lists(st.sampled_from(NAMES), max_size=2, unique=True))))
+        salt = draw(st.sampled_from(["", "b"]))
+    else:
+        ids = list(tiny.prompt(draw(st.sampled_from(LENGTHS) | st.integers(1, 70))))
+    marks = draw(st.lists(st.integers(1, max(1, len(ids) - 1)), max_size=2, unique=True))
     return GenerateRequest(
         request_id=f"r{number}",
         prompt_ids=tuple(ids),
         sampling=Sampling(
             seed=number, max_tokens=draw(st.integers(4, 24)), **draw(rules)
         ),
-        checkpoint_at=tuple(sorted(m for m in marks if m < length)),
-        approximations=draw(st.just(()) | st.lists(st.sampled_from(names), max_size=2, unique=True)
-                            .map(lambda found: tuple(sorted(found)))),
-        cache_salt=draw(st.sampled_from(["", "", "b"])),
+        checkpoint_at=tuple(sorted(m for m in marks if m < len(ids))),
+        approximations=names,
+        cache_salt=salt,
         return_token_ids=True,
     )  # fmt: skip
 
 
-companies = st.integers(2, 7).flatmap(
-    lambda n: st.tuples(*(st.tuples(requests(i), st.integers(0, 30)) for i in range(n)))
-)
+@st.composite
+def companies(draw):
+    """Requests with the rounds they come in; later ones come later, so that prefixes are there."""
+    found, at = [], 0
+    for number in range(draw(st.integers(2, 7))):
+        at += draw(st.sampled_from([0, 0, 3, 10, 40]))
+        found.append((draw(requests(number, [r for r, _ in found])), at))
+    return tuple(found)
+
+
 configs = st.fixed_dictionaries(
     {
         "slots": st.integers(1, 4),
@@ -166,6 +193,10 @@ def run(company, config, cancels, *, num_ranks=1, pattern=None):
     finally:
         if followers is not None:
             followers.close()
+    last = [events[r.request_id][-1] for r, _ in company]
+    COUNTS["hits"] += sum(e.stats.cached_tokens > 0 for e in last if isinstance(e, Finished))
+    COUNTS["kept drafts"] += sum(e.stats.accepted for e in last if isinstance(e, Finished))
+    COUNTS["runs"] += 1
     for request, _ in company:
         found, wanted = summary(events[request.request_id]), alone(request)
         if found[3] == "cancelled":
@@ -193,28 +224,35 @@ patterns = st.none() | st.lists(st.integers(0, 9), min_size=1, max_size=4)
 
 
 @examples(25)
-@given(companies, configs, cancels, patterns)
+@given(companies(), configs, cancels, patterns)
 def test_any_company_gets_the_replies_it_would_get_alone(company, chosen, cancelled, pattern):
     run(company, engine_config(chosen), cancelled, pattern=pattern)
 
 
 @examples(6)
-@given(companies, configs, cancels, st.booleans())
+@given(companies(), configs, cancels, st.booleans())
 def test_two_ranks_too(company, chosen, cancelled, split):
     config = engine_config({**chosen, "ranks": 2, "split_pool": split})
     run(company, config, cancelled, num_ranks=2)
 
 
+def test_the_companies_above_reused_prefixes_and_kept_drafts():
+    """What is compared must also happen."""
+    if not COUNTS["runs"]:
+        pytest.skip("no company was run before this")
+    assert COUNTS["hits"] >= COUNTS["runs"] / 4 and COUNTS["kept drafts"] >= COUNTS["runs"] / 4
+
+
 @pytest.mark.slow
 @examples(400)
-@given(companies, configs, cancels, patterns)
+@given(companies(), configs, cancels, patterns)
 def test_many_more_companies(company, chosen, cancelled, pattern):
     run(company, engine_config(chosen), cancelled, pattern=pattern)
 
 
 @pytest.mark.slow
 @examples(100)
-@given(companies, configs, cancels, st.booleans())
+@given(companies(), configs, cancels, st.booleans())
 def test_many_more_companies_on_two_ranks(company, chosen, cancelled, split):
     config = engine_config({**chosen, "ranks": 2, "split_pool": split})
     run(company, config, cancelled, num_ranks=2)
