@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -195,14 +196,44 @@ def test_a_library_user_gets_an_error_and_goes_on(how):
     assert len(alone.generate("ab", Sampling(max_tokens=2, ignore_eos=True)).token_ids) == 2
 
 
+def test_a_clean_end_does_not_leave_a_stopped_rank_behind():
+    """A server gives its engine five seconds: the stopped rank must be killed before that."""
+    llm = LLM(whole_pack("exl3", **LONG), ranks=2, **SETTINGS)
+    pid = llm._loaded.team.local_pids[1]
+    os.kill(pid, signal.SIGSTOP)
+    begin = monotonic()
+    llm.close()
+    assert not is_alive(pid)
+    assert monotonic() - begin < SOON_S
+
+
+def test_ranks_end_with_a_program_that_is_killed_before_they_joined():
+    code = "import sys\nfrom twinspark import LLM\nLLM(sys.argv[1], ranks=2)\n"
+    command = [sys.executable, "-c", code, str(whole_pack("exl3", **LONG))]
+    with subprocess.Popen(command, start_new_session=True) as zero:
+        wait_until(lambda: children(zero.pid), 60)
+        (pid,) = children(zero.pid)
+        zero.kill()
+    try:
+        wait_until(lambda: not is_alive(pid), 30)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def children(pid):
+    """Child processes, whichever thread started them."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
 class Server(ServerProcess):
     def __init__(self, path):
         flags = ["--port", "0", "--tp", "2", "--max-context", "4096", "--grace", "0.2"]
         super().__init__([sys.executable, "-m", "twinspark", "serve", str(path), *flags])
 
     def follower(self):
-        children = Path(f"/proc/{self.engine_pid}/task/{self.engine_pid}/children").read_text()
-        return int(children.split()[0])
+        return children(self.engine_pid)[0]
 
 
 @pytest.fixture

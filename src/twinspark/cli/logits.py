@@ -6,6 +6,7 @@ have them, whose ids are in `rows` (int64).
 
 import hashlib
 import json
+import os
 import struct
 import sys
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import typer
 from twinspark.cli import ranks
 from twinspark.cli.console import check_writable
 from twinspark.cli.logs import set_up_logging
+from twinspark.distributed.leaving import leave_with_parent
 from twinspark.errors import ConfigError, RankFailed, RequestError
 
 if TYPE_CHECKING:
@@ -43,8 +45,11 @@ def logits(
     tp: ranks.Tp = None,
     rank: ranks.Rank = None,
     rendezvous: ranks.Rendezvous = None,
+    parent: ranks.Parent = None,
 ) -> None:
     """Run token ids through a pack and write the logits of every position."""
+    if parent is not None:
+        leave_with_parent(parent)
     if prefill not in ("full", "cone", "replay"):
         raise ConfigError(f"--prefill is {prefill!r}; choose full, cone or replay")
     tokens = parse_ids(ids)
@@ -63,6 +68,7 @@ def logits(
     flags = [str(pack), "--ids", ids, "--out", str(out), "--chunk", str(chunk)]
     flags += ["--prefill", prefill, "--virtual-shards", str(virtual_shards), "--tp", str(tp)]
     flags += ["--no-checksums"] if no_checksums else []
+    flags += ["--parent", str(os.getpid())]
     rows, values = _lead(opened, config, place, task, flags)
     tensors: dict[str, np.ndarray] = {"logits": values}
     if prefill != "full":

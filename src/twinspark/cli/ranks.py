@@ -35,6 +35,10 @@ Rendezvous = Annotated[
     typer.Option(metavar="HOST:PORT", help="Rank 0's address, where ranks started by hand meet."),
 ]
 
+Parent = Annotated[
+    int | None, typer.Option(hidden=True, help="Process id of a rank 0 that started this rank.")
+]
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankPlace:

@@ -1,8 +1,8 @@
 """Hidden commands: `engine-worker` is the engine of `serve`, `rank-worker` a rank above 0.
 
 The first inherits one end of a socket pair and ends when the other end closes or its parent dies.
-The second ends with rank 0, through the links it opens. Read next: `engine/host.py`,
-`engine/ranks.py`.
+The second ends with rank 0: with its process, and through the links that it opens. Read next:
+`engine/host.py`, `engine/ranks.py`.
 """
 
 import ctypes
@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from twinspark.distributed.leaving import leave_with_parent
 
 PR_SET_PDEATHSIG = 1
 
@@ -61,11 +63,13 @@ def rank_worker(
     pack: Annotated[Path, typer.Argument(help="Folder of the pack.")],
     rank: Annotated[int, typer.Option(help="As of serve.")],
     rendezvous: Annotated[str, typer.Option(help="As of serve.")],
+    parent: Annotated[int, typer.Option(help="Process id of rank 0.")],
     log_level: Annotated[str, typer.Option(help="As TWINSPARK_LOG_LEVEL.")] = "info",
     settings: Annotated[str, typer.Option(help="Engine settings as JSON.")] = "{}",
     no_checksums: Annotated[bool, typer.Option("--no-checksums", help="As of serve.")] = False,
 ) -> None:
     """Run one rank of an engine; started by rank 0, not by hand."""
+    leave_with_parent(parent)
     from twinspark.cli.ranks import RankPlace, follow
     from twinspark.config.engine import EngineConfig
 

@@ -191,3 +191,17 @@ def _check_drafts(c: "ModelConfig") -> None:
     clash = sorted(set(taps) & set(c.engram_layer_ids))
     _require(not clash, f"layers {clash} are both draft taps and Engram layers")
     _require(c.dspark_markov_rank >= 1, "dspark_markov_rank must be at least 1")
+
+
+def check_virtual_shards(c: "ModelConfig", virtual_shards: int) -> None:
+    """Whether a model can be cut into so many virtual shards (design decision 17).
+
+    Raises:
+        ConfigError: a size is not divisible; the text names it.
+    """
+    for name in ("num_attention_heads", "o_groups"):
+        if getattr(c, name) % virtual_shards:
+            raise ConfigError(
+                f"{name} {getattr(c, name)} cannot be cut into {virtual_shards} virtual "
+                "shards; choose a number that divides it"
+            )

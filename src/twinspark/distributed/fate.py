@@ -7,7 +7,6 @@ for any of this. Read next: `team.py`.
 """
 
 import logging
-import select
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -15,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 
-from twinspark.distributed.notes import Note, NoteReader, pack_note
+from twinspark.distributed.notes import Note, NoteReader, pack_note, readable
 from twinspark.distributed.plan_link import close_socket
 from twinspark.errors import FormatError, RankFailed
 
@@ -175,7 +174,7 @@ class Fate:
                 next_beat_s = now + self._beat_s
             silent_s = min(peer.heard_s for peer in open_peers.values()) + self._silence_s
             wait_s = max(0.0, min(next_beat_s, silent_s) - now)
-            ready = _readable([peer.link for peer in open_peers.values()], wait_s)
+            ready = readable([peer.link for peer in open_peers.values()], wait_s)
             if monotonic() - now > wait_s + OVERSLEPT_S:  # it was this process that was stopped
                 for peer in open_peers.values():
                     peer.heard_s = monotonic()
@@ -229,14 +228,3 @@ class Fate:
         if rank == 0:
             message = f"rank {self._rank} ended, because rank 0 is gone for it: {how}"
         self.fail(message)
-
-
-def _readable(links: list[socket.socket], timeout_s: float) -> list[socket.socket]:
-    poll = select.poll()
-    try:
-        numbers = {link.fileno(): link for link in links}
-        for number in numbers:
-            poll.register(number, select.POLLIN)
-        return [numbers[number] for number, _ in poll.poll(1000 * timeout_s)]
-    except (OSError, ValueError):  # one was closed by another thread: reading it says so
-        return links

@@ -9,9 +9,10 @@ import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from secrets import token_hex
 from time import monotonic, sleep
 
-from twinspark.distributed.notes import Note, receive_note, send_note
+from twinspark.distributed.notes import Note, NoteReader, readable, receive_note, send_note
 from twinspark.errors import ConfigError, FormatError, RankFailed
 
 Traits = Mapping[str, str]
@@ -19,7 +20,11 @@ Traits = Mapping[str, str]
 
 GREETING = "twinspark ranks 1"
 ACCEPT_S = 0.25
-HELLO_S = 5.0
+HELLO_S = 2.0
+ANSWER_S = 5.0
+SEND_S = 0.5
+MAX_GUESTS = 64
+READ_BYTES = 1 << 16
 LATE_S = 0.5
 RETRY_S = 0.25
 NEWS_S = 5.0
@@ -83,29 +88,156 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 @dataclass
-class _Waiting:
-    """Ranks that have come so far."""
+class _Guest:
+    """A connection that has not said yet who it is."""
 
+    link: socket.socket
+    source: str
+    until_s: float
+    reader: NoteReader = field(default_factory=NoteReader)
+
+
+@dataclass
+class _Door:
+    """Where rank 0 receives the others: who has come so far, and who is about to say its name.
+
+    Nobody is waited for alone: a slow guest holds up neither the others nor the limit.
+    """
+
+    listener: socket.socket
     size: int
+    traits: Traits
+    store_port: int
     fate: dict[int, socket.socket] = field(default_factory=dict)
     plan: dict[int, socket.socket] = field(default_factory=dict)
+    tokens: dict[int, str] = field(default_factory=dict)
+    guests: list[_Guest] = field(default_factory=list)
 
     @property
     def missing(self) -> list[int]:
         return [rank for rank in range(1, self.size) if rank not in self.plan]
 
-    def end(self, listener: socket.socket, message: str) -> None:
+    def wait(self, timeout_s: float) -> int | None:
+        """Receive whoever comes within this time; a rank that had joined and is gone, or None.
+
+        Raises:
+            RankFailed: a rank differs.
+        """
+        now = monotonic()
+        wait_s = min([timeout_s, *(guest.until_s - now for guest in self.guests)])
+        opens = [self.listener] if len(self.guests) < MAX_GUESTS else []
+        joined = [*self.fate.items(), *self.plan.items()]
+        links = [*opens, *(link for _, link in joined), *(guest.link for guest in self.guests)]
+        ready = readable(links, max(0.0, wait_s))
+        for rank, link in joined:
+            if link in ready:  # nobody speaks before rank 0 begins, so this is the link's end
+                return rank
+        if self.listener in ready:
+            self._open()
+        for guest in list(self.guests):
+            if guest.link in ready:
+                self._hear(guest)
+            if guest in self.guests and monotonic() >= guest.until_s:
+                self._send_away(guest, "it did not say in time who it is")
+        return None
+
+    def _open(self) -> None:
+        try:
+            link, source = self.listener.accept()
+        except OSError:  # it has gone already
+            return
+        link.settimeout(0.0)
+        self.guests.append(_Guest(link, str(source[0]), monotonic() + HELLO_S))
+
+    def _send_away(self, guest: _Guest, why: str) -> None:
+        logger.warning("%s is no rank of ours: %s", guest.source, why)
+        self.guests.remove(guest)
+        guest.link.close()
+
+    def _hear(self, guest: _Guest) -> None:
+        try:
+            data = guest.link.recv(READ_BYTES)
+            notes = guest.reader.feed(data)
+        except (BlockingIOError, InterruptedError):
+            return
+        except (OSError, FormatError) as error:
+            self._send_away(guest, str(error))
+            return
+        if not data:
+            self._send_away(guest, "it closed the connection")
+        elif notes:
+            hello = notes[0]
+            # of a bool, which is an int to Python, nothing good would come
+            if hello.get("greeting") != GREETING or type(hello.get("rank")) is not int:
+                self._send_away(guest, "it greets otherwise")
+                return
+            self.guests.remove(guest)
+            guest.link.settimeout(SEND_S)
+            if hello["type"] == "fate":
+                self._take_fate(guest, hello)
+            else:
+                self._take_plan(guest, hello)
+
+    def _take_fate(self, guest: _Guest, hello: Note) -> None:
+        rank = hello["rank"]
+        if rank in self.fate:
+            logger.warning("a second rank %d came from %s and was sent away", rank, guest.source)
+            text = f"rank {rank} has joined already; give every rank a number of its own"
+            _refuse(guest.link, text)
+            return
+        self.fate[rank] = guest.link
+        if problem := _difference(hello, self.size, self.traits):
+            raise RankFailed(problem)
+        self.tokens[rank] = token_hex(16)
+        self._welcome(guest.link, token=self.tokens[rank])
+
+    def _take_plan(self, guest: _Guest, hello: Note) -> None:
+        """Of a rank whose fate link we have; the token says that both are of one process."""
+        rank = hello["rank"]
+        token = self.tokens.get(rank)
+        if hello["type"] != "plan" or token is None or hello.get("token") != token:
+            logger.warning("%s is no rank of ours: its fate link is missing", guest.source)
+            _refuse(guest.link, f"rank {rank} must open its fate link first and show its token")
+        elif rank in self.plan:
+            _refuse(guest.link, f"rank {rank} has a plan link already")
+        else:
+            self.plan[rank] = guest.link
+            self._welcome(guest.link)
+
+    def _welcome(self, link: socket.socket, **more: str) -> None:
+        note = {"type": "welcome", "greeting": GREETING, "store_port": self.store_port, **more}
+        with suppress(OSError):  # a link that does not take it is found closed
+            send_note(link, note)
+
+    def begin(self) -> None:
+        """Tell all that everybody is here; nobody else is let in.
+
+        Raises:
+            RankFailed: a rank does not hear it any more.
+        """
+        for rank, link in self.fate.items():
+            try:
+                send_note(link, {"type": "begin"})
+            except OSError as error:
+                raise RankFailed(f"rank {rank} is gone since it joined: {error}") from error
+        for guest in self.guests:
+            guest.link.close()
+
+    def end(self, message: str) -> None:
         """Tell everybody why nothing comes of it, those too who stand at the door."""
+        until_s = monotonic() + LATE_S
         for link in (*self.fate.values(), *self.plan.values()):
             _refuse(link, message)
-        listener.settimeout(0.0)
         with suppress(OSError):
-            while True:
-                link, _ = listener.accept()
-                link.settimeout(LATE_S)
-                with suppress(OSError, FormatError):
-                    receive_note(link)  # closing over unread bytes would take the answer away
-                _refuse(link, message)
+            for _ in range(MAX_GUESTS):
+                link, source = self.listener.accept()
+                self.guests.append(_Guest(link, str(source[0]), until_s))
+        for guest in self.guests:
+            # closing over unread bytes would take the answer away
+            with suppress(OSError, FormatError):
+                receive_note(guest.link, limit_s=until_s - monotonic())
+            guest.link.settimeout(SEND_S)
+            _refuse(guest.link, message)
 
 
 def gather_ranks(
@@ -131,67 +263,39 @@ def gather_ranks(
         check: raises RankFailed when a rank will not come.
 
     Raises:
-        RankFailed: a rank differs, or did not come.
+        RankFailed: a rank differs, went away, or did not come.
     """
-    came, start_s, news_s = _Waiting(size), monotonic(), monotonic()
-    listener.settimeout(ACCEPT_S)
+    door, start_s, news_s = _Door(listener, size, traits, store[1]), monotonic(), monotonic()
+    listener.settimeout(0.0)
     host, port = listener.getsockname()[:2]
     try:
-        while came.missing:
+        while door.missing:
             waited_s = monotonic() - start_s
-            what = f"waiting for rank {', '.join(map(str, came.missing))} at {host}:{port}"
+            what = f"waiting for rank {', '.join(map(str, door.missing))} at {host}:{port}"
             on_wait(what, min(1.0, waited_s / limit_s))
             check()
             if waited_s > limit_s:
                 raise RankFailed(
-                    f"rank {came.missing[0]} did not join within {limit_s:g} s; start it with "
-                    f"--rank {came.missing[0]} --rendezvous {host}:{port}, and see that this port "
+                    f"rank {door.missing[0]} did not join within {limit_s:g} s; start it with "
+                    f"--rank {door.missing[0]} --rendezvous {host}:{port}, and see that this port "
                     "can be reached from there"
                 )
             if monotonic() - news_s >= NEWS_S:
                 news_s = monotonic()
                 logger.warning("%s (%.0f of %.0f s)", what, waited_s, limit_s)
-            _accept(listener, came, traits, store)
+            gone = door.wait(ACCEPT_S)
+            if gone is not None:
+                sleep(LATE_S)  # until a process of ours that died can be asked how
+                check()
+                raise RankFailed(
+                    f"rank {gone} is gone while other ranks were awaited: its connection closed; "
+                    "see its log, and start all ranks again"
+                )
+        door.begin()
     except BaseException as error:
-        came.end(listener, str(error) or "rank 0 gave up")
+        door.end(str(error) or "rank 0 gave up")
         raise
-    for link in came.fate.values():
-        send_note(link, {"type": "begin"})
-    return Links(fate=came.fate, plan=came.plan, store=store)
-
-
-def _accept(
-    listener: socket.socket, came: _Waiting, traits: Traits, store: tuple[str, int]
-) -> None:
-    try:
-        link, source = listener.accept()
-    except TimeoutError:
-        return
-    link.settimeout(HELLO_S)
-    try:
-        hello = receive_note(link)
-    except (OSError, FormatError) as error:
-        hello = None
-        logger.warning("%s is no rank of ours: %s", source[0], error)
-    if hello is None or hello.get("greeting") != GREETING:
-        link.close()
-        return
-    rank, kind = hello.get("rank"), hello.get("type")
-    if not isinstance(rank, int) or kind not in ("fate", "plan"):
-        link.close()
-        return
-    if rank in (came.fate if kind == "fate" else came.plan):
-        logger.warning("a second rank %d came from %s and was sent away", rank, source[0])
-        _refuse(link, f"rank {rank} has joined already; give every rank a number of its own")
-        return
-    if kind == "plan":
-        came.plan[rank] = link
-    else:
-        came.fate[rank] = link
-        if problem := _difference(hello, came.size, traits):
-            raise RankFailed(problem)
-    with suppress(OSError):
-        send_note(link, {"type": "welcome", "greeting": GREETING, "store_port": store[1]})
+    return Links(fate=door.fate, plan=door.plan, store=store)
 
 
 def _difference(hello: Note, size: int, traits: Traits) -> str | None:
@@ -228,15 +332,16 @@ def join_rank0(
     links = []
     try:
         links.append(_connect(address, limit_s))
-        links[0].settimeout(HELLO_S + limit_s)
-        welcome = _ask(links[0], {**hello, "type": "fate", "traits": dict(traits)}, address)
+        about_us = {**hello, "type": "fate", "traits": dict(traits)}
+        welcome = _ask(links[0], about_us, address, ANSWER_S + limit_s)
         try:
-            links.append(_connect(address, HELLO_S))
-            _ask(links[1], {**hello, "type": "plan"}, address)
+            links.append(_connect(address, ANSWER_S))
+            ours = {**hello, "type": "plan", "token": welcome.get("token")}
+            _ask(links[1], ours, address, ANSWER_S)
         except RankFailed as error:
             raise _refusal(links[0]) or error from None
         logger.info("rank %d has joined; waiting for the other ranks", rank)
-        _answer(links[0], address, expected="begin")
+        _answer(links[0], address, ANSWER_S + limit_s, expected="begin")
     except BaseException:
         for link in links:
             link.close()
@@ -251,7 +356,7 @@ def _connect(address: tuple[str, int], limit_s: float) -> socket.socket:
     where, start_s, news_s = f"{address[0]}:{address[1]}", monotonic(), monotonic()
     while True:
         try:
-            return socket.create_connection(address, timeout=HELLO_S)
+            return socket.create_connection(address, timeout=ANSWER_S)
         except socket.gaierror as error:
             raise ConfigError(f"the rendezvous {where} is no address: {error.strerror}") from error
         except OSError as error:
@@ -269,16 +374,18 @@ def _connect(address: tuple[str, int], limit_s: float) -> socket.socket:
         sleep(RETRY_S)
 
 
-def _ask(link: socket.socket, hello: Note, address: tuple[str, int]) -> Note:
+def _ask(link: socket.socket, hello: Note, address: tuple[str, int], limit_s: float) -> Note:
     with suppress(OSError):
         send_note(link, hello)
-    return _answer(link, address, expected="welcome")
+    return _answer(link, address, limit_s, expected="welcome")
 
 
-def _answer(link: socket.socket, address: tuple[str, int], *, expected: str) -> Note:
+def _answer(
+    link: socket.socket, address: tuple[str, int], limit_s: float, *, expected: str
+) -> Note:
     where = f"{address[0]}:{address[1]}"
     try:
-        note = receive_note(link)
+        note = receive_note(link, limit_s=limit_s)
     except FormatError as error:
         raise RankFailed(f"what answers at {where} is no rank 0 of twinspark: {error}") from error
     except OSError as error:
@@ -294,9 +401,8 @@ def _answer(link: socket.socket, address: tuple[str, int], *, expected: str) -> 
 
 def _refusal(link: socket.socket) -> RankFailed | None:
     """What rank 0 said on a link before it went, if it said anything."""
-    link.settimeout(LATE_S)
     with suppress(OSError, FormatError):
-        note = receive_note(link)
+        note = receive_note(link, limit_s=LATE_S)
         if note is not None and note["type"] == "refused":
             return RankFailed(str(note.get("message")))
     return None

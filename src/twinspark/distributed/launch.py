@@ -5,6 +5,7 @@ They join like any other rank; this file only knows how to start and end them. R
 
 import signal
 import subprocess
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
@@ -18,22 +19,60 @@ LAST_WORDS_S = 0.3
 class LocalRanks:
     """Child processes, one a rank."""
 
-    def __init__(self, commands: Mapping[int, Sequence[str]]) -> None:
+    def __init__(self) -> None:
+        """Start none so far."""
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._ending = False
+
+    def start(self, commands: Mapping[int, Sequence[str]]) -> None:
         """Start them. They share our stderr; their stdout is not read.
+
+        In a thread, which no Ctrl-C interrupts between a process's birth and its being noted: after
+        an error of any kind `end` sees off whatever was started.
 
         Args:
             commands: rank -> argument list.
+
+        Raises:
+            RankFailed: a process cannot be started.
         """
-        # Sessions of their own: Ctrl-C in a terminal reaches rank 0 only, which ends the others.
-        self._children = {
-            rank: subprocess.Popen(
-                list(command),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-            for rank, command in commands.items()
-        }
+        errors: list[OSError] = []
+        started = threading.Event()  # a join that is interrupted takes the thread for ended
+
+        def run() -> None:
+            try:
+                self._start(commands, errors)
+            finally:
+                started.set()
+
+        starter = threading.Thread(target=run, name="start ranks", daemon=True)
+        try:
+            starter.start()
+            started.wait()
+        except BaseException:
+            self._ending = True
+            if starter.ident is not None:  # else it has not begun, and will start nothing
+                started.wait()
+            raise
+        if errors:
+            raise RankFailed(f"cannot start the ranks of this machine: {errors[0]}")
+
+    def _start(self, commands: Mapping[int, Sequence[str]], errors: list[OSError]) -> None:
+        for rank, command in commands.items():
+            if self._ending:
+                return
+            try:
+                # Sessions of their own: Ctrl-C in a terminal reaches rank 0 only, which ends the
+                # others.
+                self._children[rank] = subprocess.Popen(
+                    list(command),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                errors.append(error)
+                return
 
     @property
     def ranks(self) -> list[int]:
@@ -72,10 +111,12 @@ class LocalRanks:
     def end(self, timeout_s: float) -> None:
         """Give them time to go by themselves, then kill what is left."""
         until_s = monotonic() + timeout_s
-        for child in self._children.values():
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(max(0.0, until_s - monotonic()))
-        for child in self._children.values():
-            if child.poll() is None:
-                child.kill()
-                child.wait()
+        try:
+            for child in self._children.values():
+                with suppress(subprocess.TimeoutExpired):
+                    child.wait(max(0.0, until_s - monotonic()))
+        finally:  # also for who has no patience and interrupts again
+            for child in self._children.values():
+                if child.poll() is None:
+                    child.kill()
+                    child.wait()

@@ -4,8 +4,10 @@ Wire: 4-byte little-endian length, then a JSON object with a `type`. Read next: 
 `fate.py`.
 """
 
+import select
 import socket
 import struct
+from time import monotonic
 from typing import Any
 
 import orjson
@@ -65,28 +67,49 @@ def send_note(link: socket.socket, note: Note) -> None:
     link.sendall(pack_note(note))
 
 
-def receive_note(link: socket.socket) -> Note | None:
-    """Read exactly one note, under the socket's own timeout; None at the stream's end.
+def receive_note(link: socket.socket, *, limit_s: float) -> Note | None:
+    """Read exactly one note; None at the stream's end.
+
+    Args:
+        link: connected; its own timeout is changed.
+        limit_s: longest wait for the whole note, however slowly its bytes come.
 
     Raises:
         FormatError: what came is no note.
-        OSError: as of any socket.
+        OSError: as of any socket; TimeoutError when the limit is over.
     """
-    head = _read(link, _LENGTH.size)
+    until_s = monotonic() + limit_s
+    head = _read(link, _LENGTH.size, until_s)
     if head is None:
         return None
     (size,) = _LENGTH.unpack(head)
     if size > MAX_NOTE_BYTES:
         raise FormatError(f"a note of {size} bytes, expected at most {MAX_NOTE_BYTES}")
-    body = _read(link, size)
+    body = _read(link, size, until_s)
     return None if body is None else _parse(body)
 
 
-def _read(link: socket.socket, size: int) -> bytes | None:
+def _read(link: socket.socket, size: int, until_s: float) -> bytes | None:
     data = b""
     while len(data) < size:
+        left_s = until_s - monotonic()
+        if left_s <= 0:
+            raise TimeoutError("timed out")
+        link.settimeout(left_s)
         part = link.recv(size - len(data))
         if not part:
             return None
         data += part
     return data
+
+
+def readable(links: list[socket.socket], timeout_s: float) -> list[socket.socket]:
+    """Which links have something to read, or have ended; waits until there is one."""
+    poll = select.poll()
+    try:
+        numbers = {link.fileno(): link for link in links}
+        for number in numbers:
+            poll.register(number, select.POLLIN)
+        return [numbers[number] for number, _ in poll.poll(1000 * timeout_s)]
+    except (OSError, ValueError):  # one was closed by another thread: reading it says so
+        return links

@@ -33,6 +33,12 @@ class PlanSender:
             except OSError as error:
                 raise RankFailed(f"rank {rank} does not take the plan: {error}") from error
 
+    def send_now(self, frame: bytes) -> None:
+        """Write a last frame to every rank that can take it at once; the others' links end."""
+        for link in self._links.values():
+            with suppress(OSError):
+                link.sendall(frame, socket.MSG_DONTWAIT)
+
     def close(self) -> None:
         """End the links; whoever writes or reads at this moment is woken."""
         for link in self._links.values():

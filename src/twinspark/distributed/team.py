@@ -10,7 +10,6 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 
@@ -28,7 +27,10 @@ from twinspark.errors import RankFailed, TwinSparkError
 JOIN_LIMIT_S = 300.0
 GRACE_S = 0.1
 LEAVE_S = 1.0
-CLOSE_S = 5.0
+HALT_S = 1.5
+"""A rank leaves by itself LEAVE_S after a halt; who has not by now is stopped or stuck."""
+CLOSE_S = 2.0
+"""For the halt and the ranks' exits; a server gives its engine five seconds in all."""
 POLL_S = 0.25
 
 OnWait = Callable[[str, float], None]
@@ -118,9 +120,7 @@ class LeadingTeam(Team):
             the main thread next meets a link or a collective.
     """
 
-    def __init__(
-        self, links: Links, rules: TeamRules, children: LocalRanks, on_wait: OnWait
-    ) -> None:
+    def __init__(self, links: Links, rules: TeamRules, children: LocalRanks) -> None:
         """See `lead`."""
         self.on_failure: Callable[[RankFailed], None] | None = None
         self._children = children
@@ -132,7 +132,6 @@ class LeadingTeam(Team):
         super().__init__(0, links, rules, how_ended=children.how_ended)
         self.plan = PlanSender(links.plan)
         self.fate.start()
-        on_wait("connecting the ranks", 0.0)
 
     @property
     def memory(self) -> list[RankMemory]:
@@ -211,11 +210,11 @@ class LeadingTeam(Team):
         self._closed.set()
         atexit.unregister(self.close)
         if self.fate.failure is None:
+            until_s = monotonic() + CLOSE_S
             self.fate.halt()
-            with suppress(RankFailed):
-                self.plan.send(Frame(kind=FrameKind.HALT).pack())
-            self.fate.wait_ended(CLOSE_S)
-            self._children.end(CLOSE_S)
+            self.plan.send_now(Frame(kind=FrameKind.HALT).pack())
+            self.fate.wait_ended(HALT_S)
+            self._children.end(max(GRACE_S, until_s - monotonic()))
         self._children.end(GRACE_S)
         self.fate.close()
         self.plan.close()
@@ -311,8 +310,9 @@ def lead(
     with listen(*address) as listener:
         here = listener.getsockname()[:2]
         store, store_port = make_store(here[0])
-        children = LocalRanks(commands(here))
+        children = LocalRanks()
         try:
+            children.start(commands(here))
             links = gather_ranks(
                 listener,
                 rules.size,
@@ -322,14 +322,15 @@ def lead(
                 on_wait=on_wait,
                 check=children.check,
             )
+            for link in (*links.fate.values(), *links.plan.values()):
+                link.settimeout(None)
+            team = LeadingTeam(links, rules, children)
         except BaseException:
             children.end(LEAVE_S)
             raise
-    for link in (*links.fate.values(), *links.plan.values()):
-        link.settimeout(None)
-    team = LeadingTeam(links, rules, children, on_wait)
-    atexit.register(team.close)
     try:
+        atexit.register(team.close)
+        on_wait("connecting the ranks", 0.0)
         team.group = make_group(
             store, 0, rules.size, local_host=here[0], device=rules.device, failed=team.failed
         )

@@ -7,6 +7,7 @@ Rank 0 calls `lead_ranks` while it loads; `run_rank` is the whole life of any ot
 import dataclasses
 import json
 import logging
+import os
 import platform
 import signal
 import sys
@@ -21,6 +22,7 @@ import blake3
 import numpy as np
 
 from twinspark.config.engine import EngineConfig
+from twinspark.config.model_rules import check_virtual_shards
 from twinspark.engine.memory import LocalMemory
 from twinspark.errors import EngineDied, RankFailed, TwinSparkError
 from twinspark.pack.files import is_there, read_file
@@ -64,9 +66,10 @@ def lead_ranks(
         exits: this process ends when a rank fails, whatever its main thread does.
 
     Raises:
-        ConfigError: the rendezvous cannot be used.
+        ConfigError: the rendezvous cannot be used, or the model not be cut like this.
         RankFailed: a rank differs, fails or does not come.
     """
+    check_virtual_shards(pack.config, config.virtual_shards)
     from twinspark.distributed.team import lead
 
     return lead(
@@ -241,7 +244,8 @@ def rank_commands(path: Path, config: EngineConfig, *, verify: bool, log_level: 
             rank: [
                 sys.executable, "-m", "twinspark", "rank-worker", str(path),
                 "--rank", str(rank), "--rendezvous", write_address(here),
-                "--log-level", log_level, "--settings", settings, *skip,
+                "--parent", str(os.getpid()), "--log-level", log_level,
+                "--settings", settings, *skip,
             ]
             for rank in range(1, config.ranks)
         }  # fmt: skip

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import tokenizers
 import torch
 
+from twinspark.config.model_rules import check_virtual_shards
 from twinspark.distributed.collectives import Collectives, SingleRank
 from twinspark.errors import ConfigError
 from twinspark.kernels.token_map import build_token_map
@@ -46,12 +47,7 @@ def load_model(
     """
     opened = pack if isinstance(pack, Pack) else open_pack(pack)
     config = opened.config
-    for name in ("num_attention_heads", "o_groups"):
-        if getattr(config, name) % virtual_shards:
-            raise ConfigError(
-                f"{name} {getattr(config, name)} cannot be cut into {virtual_shards} virtual "
-                "shards; choose a number that divides it"
-            )
+    check_virtual_shards(config, virtual_shards)
     if config.engram_layer_ids and token_map is None:
         token_map = read_token_map(opened.tokenizer_path, config.vocab_size)
     loader = ModelLoader(

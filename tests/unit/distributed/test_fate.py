@@ -135,7 +135,7 @@ def test_a_halt_is_no_failure(team):
 def test_a_process_that_slept_does_not_blame_the_others(team, monkeypatch):
     """After a stop of this process all peers look silent; they get their chance to answer."""
     zero, one, two = team(timeout_s=0.5)
-    real, slept = fate_module._readable, []
+    real, slept = fate_module.readable, []
 
     def sleepy(links, timeout_s):
         if not slept and threading.current_thread() is zero.fate._thread:
@@ -147,7 +147,7 @@ def test_a_process_that_slept_does_not_blame_the_others(team, monkeypatch):
     one.fate._silence_s = two.fate._silence_s = LONG_S
     start(one, two)
     with monkeypatch.context() as patch:
-        patch.setattr(fate_module, "_readable", sleepy)
+        patch.setattr(fate_module, "readable", sleepy)
         start(zero)
         threading.Event().wait(1.5)
     assert slept and not zero.failures

@@ -2,11 +2,14 @@
 
 import socket
 import threading
+from contextlib import suppress
+from time import monotonic
 
 import pytest
 
 from twinspark.distributed import join
-from twinspark.distributed.join import gather_ranks, join_rank0, listen, parse_address
+from twinspark.distributed.join import GREETING, gather_ranks, join_rank0, listen, parse_address
+from twinspark.distributed.notes import receive_note, send_note
 from twinspark.distributed.plan_link import close_socket
 from twinspark.errors import ConfigError, RankFailed
 
@@ -196,6 +199,143 @@ def test_strangers_are_sent_away_and_the_join_goes_on(meeting, monkeypatch):
     close(links)
     for stranger in strangers:
         stranger.close()
+
+
+def say(meeting, **hello):
+    """A connection of something that knows our notes."""
+    link = socket.create_connection(meeting.address)
+    send_note(link, {"greeting": GREETING, "rank": 1, **hello})
+    return link
+
+
+@pytest.mark.parametrize("comes_first", [False, True])
+def test_a_plan_link_needs_its_own_fate_link(meeting, comes_first):
+    """Else one stray note would end the join: rank 0 stops listening with nobody there."""
+    strays = []
+    if comes_first:
+        strays.append(say(meeting, type="plan"))
+    meeting.join(1, size=4)
+
+    def on_wait(what, _part):
+        if what.startswith("waiting for rank 2, 3 at") and len(strays) < 2:
+            strays.append(say(meeting, type="plan", rank=2, token="guessed"))
+            strays.append(say(meeting, type="plan", rank=1, token="guessed"))
+            strays.append(say(meeting, type="plan", rank=9))
+            strays.append(say(meeting, type="fate", rank=True))
+            for rank in (2, 3):
+                meeting.join(rank, size=4)
+
+    links = meeting.lead(size=4, on_wait=on_wait)
+    found = meeting.end()
+    assert all(isinstance(found[rank], join.Links) for rank in (1, 2, 3))
+    for rank in (1, 2, 3):
+        links.plan[rank].sendall(b"x")
+        assert found[rank].plan[0].recv(1) == b"x"
+    assert "must open its fate link first" in receive_note(strays[0], limit_s=5)["message"]
+    close(links)
+    for stray in strays:
+        stray.close()
+
+
+class Slow:
+    """A stranger that announces a long note and gives a byte of it now and then."""
+
+    def __init__(self, address):
+        self.link = socket.create_connection(address)
+        self.link.sendall(b"\x00\x01\x00\x00")
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._trickle)
+        self._thread.start()
+
+    def _trickle(self):
+        with suppress(OSError):
+            while not self._over.wait(0.02):
+                self.link.sendall(b" ")
+
+    def close(self):
+        self._over.set()
+        self._thread.join(10)
+        self.link.close()
+
+
+def test_a_slow_stranger_does_not_hold_up_the_limit(meeting, monkeypatch):
+    monkeypatch.setattr(join, "HELLO_S", 60.0)
+    slow, begin = Slow(meeting.address), monotonic()
+    with pytest.raises(RankFailed, match="rank 1 did not join within 0.3 s"):
+        meeting.lead(limit_s=0.3)
+    slow.close()
+    assert monotonic() - begin < 5
+    assert len(meeting.waits) > 5  # checks went on
+
+
+def test_a_slow_stranger_does_not_hold_up_the_others(meeting, monkeypatch):
+    monkeypatch.setattr(join, "HELLO_S", 60.0)
+    slow = Slow(meeting.address)
+    meeting.join(1)
+    links = meeting.lead(limit_s=30)
+    slow.close()
+    assert isinstance(meeting.end()[1], join.Links)
+    close(links)
+
+
+def test_a_slow_stranger_is_sent_away_in_the_end(meeting, monkeypatch, caplog):
+    monkeypatch.setattr(join, "HELLO_S", 0.1)
+    slow = Slow(meeting.address)
+
+    def on_wait(_what, _part):
+        if "did not say in time" in caplog.text and not meeting.threads:
+            meeting.join(1)
+
+    links = meeting.lead(limit_s=30, on_wait=on_wait)
+    slow.close()
+    close(links)
+
+
+def test_a_note_has_one_limit_however_slowly_it_comes(meeting):
+    slow = Slow(meeting.address)
+    link, _ = meeting.listener.accept()
+    with link, pytest.raises(TimeoutError):
+        receive_note(link, limit_s=0.2)
+    slow.close()
+
+
+def test_a_rank_that_goes_while_others_are_awaited_ends_the_join(meeting):
+    meeting.join(1, size=4)
+    came = []
+
+    def on_wait(what, _part):
+        if what.startswith("waiting for rank 2, 3 at") and not came:
+            came.append(say(meeting, type="fate", rank=2, size=4, traits=TRAITS))
+        elif came and came[0].fileno() >= 0:
+            came[0].settimeout(0.01)
+            with suppress(TimeoutError):
+                came[0].recv(1 << 16)
+                came[0].close()
+
+    with pytest.raises(RankFailed, match="rank 2 is gone while other ranks were awaited"):
+        meeting.lead(size=4, limit_s=30, on_wait=on_wait)
+    assert "rank 2 is gone while other ranks were awaited" in str(meeting.end()[1])
+
+
+def test_how_a_rank_of_ours_went_is_told_if_it_is_known(meeting):
+    ended = []
+
+    def check():
+        if ended:
+            raise RankFailed("rank 1 is gone before it joined: by SIGKILL")
+
+    link = say(meeting, type="fate", size=4, traits=TRAITS)
+
+    def go():
+        receive_note(link, limit_s=10)
+        ended.append(True)
+        link.close()
+
+    thread = threading.Thread(target=go)
+    thread.start()
+    with pytest.raises(RankFailed, match="rank 1 is gone before it joined: by SIGKILL"):
+        meeting.lead(size=4, limit_s=30, check=check)
+    thread.join(10)
 
 
 def test_addresses():

@@ -11,12 +11,15 @@ from twinspark.distributed.plan_link import PlanReceiver, PlanSender
 from twinspark.errors import FormatError, RankFailed
 
 
+def connected():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = socket.create_connection(listener.getsockname())
+        return ours, listener.accept()[0]
+
+
 @pytest.fixture
 def link():
-    listener = socket.create_server(("127.0.0.1", 0))
-    ours = socket.create_connection(listener.getsockname())
-    theirs, _ = listener.accept()
-    listener.close()
+    ours, theirs = connected()
     yield PlanSender({1: ours}), PlanReceiver(theirs), ours
     ours.close()
     theirs.close()
@@ -81,3 +84,19 @@ def test_the_running_digest_is_xxh3_of_everything():
     whole = RunningDigest()
     whole.update(b"abc")
     assert digest.value() == whole.value() == "78af5f94892f3950"
+
+
+def test_a_last_frame_waits_for_nobody():
+    """A rank that is stopped takes nothing; the others still hear the halt."""
+    stopped, going = connected(), connected()
+    sender = PlanSender({1: stopped[0], 2: going[0]})
+    stopped[0].setblocking(False)
+    with pytest.raises(BlockingIOError):
+        while True:
+            stopped[0].send(bytes(1 << 16))
+    stopped[0].setblocking(True)
+    sender.send_now(b"halt")
+    assert going[1].recv(9) == b"halt"
+    sender.close()
+    for _, end in (stopped, going):
+        end.close()
