@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 
 CHAT = "/v1/chat/completions"
+WAIT_S = 300.0  # an unstreamed reply says nothing while it waits behind half of the clients
 QUESTIONS = (
     "What is the capital of France?", "Name three colors.", "Count from 1 to 20.", "Who are you?",
     "Write a Python function that reverses a string.", "Tell me a short story about Tom.",
@@ -60,7 +61,7 @@ class Client(threading.Thread):
         self._random = random.Random(number)
 
     def run(self) -> None:
-        with httpx.Client(base_url=self._url, timeout=120) as http:
+        with httpx.Client(base_url=self._url, timeout=WAIT_S) as http:
             while not self._stop_event.is_set():
                 (kind,) = self._random.choices(list(KINDS), list(KINDS.values()))
                 try:
