@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 
 CHAT = "/v1/chat/completions"
-WAIT_S = 300.0  # an unstreamed reply says nothing while it waits behind half of the clients
+WAIT_S = 120.0
+BACKGROUND_WAIT_S = 600.0  # served when no foreground request waits, so perhaps not before the end
 QUESTIONS = (
     "What is the capital of France?", "Name three colors.", "Count from 1 to 20.", "Who are you?",
     "Write a Python function that reverses a string.", "Tell me a short story about Tom.",
@@ -120,7 +121,8 @@ class Client(threading.Thread):
         return False
 
     def _read_whole(self, http: httpx.Client, kind: str, body: dict[str, Any]) -> None:
-        reply = http.post(CHAT, json=body)
+        is_background = body.get("priority") == "background"
+        reply = http.post(CHAT, json=body, timeout=BACKGROUND_WAIT_S if is_background else WAIT_S)
         if not self._refused(kind, reply):
             self._finish(kind, body, reply.json()["stats"])
 
