@@ -170,5 +170,5 @@ def test_a_client_that_leaves_is_cancelled_in_the_engine(start: Any) -> None:
     with httpx.stream("POST", url + CHAT, json=body(), timeout=10) as reply:
         next(reply.iter_lines())
     wait_until(lambda: "cancelled chatcmpl-" in server.said)
-    wait_until(lambda: "client left" in server.said)
+    wait_until(lambda: "client_left" in server.said)
     assert httpx.get(url + "/health").json()["open_replies"] == 0

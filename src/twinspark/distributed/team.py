@@ -9,6 +9,7 @@ import atexit
 import logging
 import socket
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
@@ -62,7 +63,7 @@ class TeamRules:
     exits: bool = False
 
 
-class Team:
+class Team(ABC):
     """What both kinds of rank have.
 
     Attributes:
@@ -103,11 +104,13 @@ class Team:
         found = self.fate.wait_failure(self._rules.timeout_s + LEAVE_S)
         return found or self.fate.fail(f"rank {self.rank} lost its link to the others: {error}")
 
+    @abstractmethod
     def _on_failure(self, failure: RankFailed) -> None:
-        raise NotImplementedError
+        """All ranks must end, for this cause."""
 
+    @abstractmethod
     def _on_note(self, rank: int, note: Note) -> None:
-        raise NotImplementedError
+        """A peer has sent a note that is not about fate."""
 
 
 class LeadingTeam(Team):

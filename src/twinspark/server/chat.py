@@ -4,7 +4,6 @@ One `ChatReply` lives from the parsed body to the last byte. It writes text with
 state machine that the engine ends replies with. Read next: `streaming.py`, `text/reply.py`.
 """
 
-import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
@@ -39,8 +38,6 @@ from twinspark.text.tokenizer import Tokenizer
 IGNORED_HEADER = "x-twinspark-ignored-fields"
 MAX_HEADER_CHARS = 1000
 THREAD_CHARS = 32 * 1024
-
-logger = logging.getLogger(__name__)
 
 
 async def chat_completions(request: Request) -> ASGIApp:
@@ -256,7 +253,6 @@ class ChatReply:
         request_id = self._request.request_id
         self._state.open_replies.add(request_id)
         self._state.num_replies += 1
-        outcome = "client left"
         try:
             async with aclosing(self._state.engine.generate(self._request)) as events:
                 async for message in events:
@@ -265,18 +261,14 @@ class ChatReply:
                         self._first_token_ms = self._first_token_ms or self._elapsed_ms()
                         yield self._note(self._text.feed(message.token_ids)), message.scores
                     elif isinstance(message, Failed):
-                        outcome = f"failed ({message.kind}): {message.message}"
                         raise to_api_error(_in_wire_names(message))
                     elif isinstance(message, Finished):
                         self._finished = message
-                        outcome = message.reason
             if self._finished is None:
-                outcome = "engine gone"
                 raise engine_gone(self._state.engine.failure or "it ended the reply early")
             yield self._note(self._text.finish()), ()
         finally:
             self._state.open_replies.discard(request_id)
-            self._log(outcome)
 
     def _note(self, piece: ReplyPiece) -> ReplyPiece:
         self._has_content = self._has_content or bool(piece.content)
@@ -297,16 +289,3 @@ class ChatReply:
 
     def _elapsed_ms(self) -> float:
         return (time.monotonic() - self._arrived) * 1000
-
-    def _log(self, outcome: str) -> None:
-        stats = self._finished.stats if self._finished else None
-        logger.info(
-            "%s %s: prompt=%d completion=%d rounds=%d first_ms=%.0f total_ms=%.0f",
-            self._request.request_id,
-            outcome,
-            len(self._request.prompt_ids),
-            stats.completion_tokens if stats else 0,
-            stats.rounds if stats else 0,
-            self._first_token_ms,
-            self._elapsed_ms(),
-        )
