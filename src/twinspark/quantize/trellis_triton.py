@@ -88,7 +88,7 @@ class TritonTrellis:
         _forward_kernel[(len(targets_T256),)](
             targets_T256, self._table, self._costs, first,
             BITS=self.bits, EDGES=self.num_edges, BLOCK=block,
-            num_warps=16 if block >= 1024 else 8, num_stages=1,
+            num_warps=16 if block >= 1024 else 8, num_stages=1, enable_fp_fusion=True,
         )  # fmt: skip
 
     def _trace(
@@ -97,6 +97,6 @@ class TritonTrellis:
         edges = torch.empty_like(end_T)
         _trace_kernel[(len(targets_T256),)](
             targets_T256, self._table, self._costs, end_T, states_T256, edges, first, stop,
-            BITS=self.bits, EDGES=self.num_edges, num_warps=1, num_stages=1,
+            BITS=self.bits, EDGES=self.num_edges, num_warps=1, num_stages=1, enable_fp_fusion=True,
         )  # fmt: skip
         return edges
