@@ -15,6 +15,7 @@ from torch import Tensor
 from twinspark.errors import ConfigError
 from twinspark.kernels.elementwise import compute_dtype, sigmoid
 from twinspark.kernels.rms_norm import inverse_rms
+from twinspark.kernels.sums import row_sum
 
 Ints = npt.NDArray[np.int64]
 
@@ -175,7 +176,7 @@ def engram_gate(
     """
     wide = compute_dtype(x_TCD.dtype)
     x, key = x_TCD.to(wide), key_TCD.to(wide)
-    dot_TC1 = (x * qk_weight_CD.to(wide) * key).sum(-1, keepdim=True)
+    dot_TC1 = row_sum(x * qk_weight_CD.to(wide) * key)
     dot_TC1 = dot_TC1 * inverse_rms(x, eps) * inverse_rms(key, eps) * x.shape[-1] ** -0.5
     root_TC1 = torch.copysign(dot_TC1.abs().clamp_(min=1e-6).sqrt_(), dot_TC1)
     gate_TC1 = sigmoid(root_TC1)

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from twinspark.kernels.elementwise import compute_dtype
+from twinspark.kernels.sums import row_sum
 
 
 def rms_norm(x_TD: Tensor, weight_D: Tensor, *, eps: float) -> Tensor:
@@ -25,4 +26,6 @@ def rms_norm(x_TD: Tensor, weight_D: Tensor, *, eps: float) -> Tensor:
 
 def inverse_rms(x_TD: Tensor, eps: float) -> Tensor:
     """1 / sqrt(mean(x^2) + eps) over the last axis, kept as [..., 1], in x's dtype."""
-    return x_TD.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+    square = x_TD.square()
+    mean = row_sum(square) / x_TD.shape[-1] if x_TD.is_cuda else square.mean(-1, keepdim=True)
+    return mean.add_(eps).rsqrt_()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from twinspark.kernels.elementwise import compute_dtype, exp
+from twinspark.kernels.sums import row_sum
 
 
 def sparse_attention(
@@ -31,13 +32,26 @@ def sparse_attention(
     """
     wide = compute_dtype(q_TNH.dtype)
     rows = rows_TKH.to(wide)
-    score_TNK = torch.bmm(q_TNH.to(wide), rows.transpose(1, 2)).mul_(scale)
+    score_TNK = _products(q_TNH.to(wide), rows.transpose(1, 2)).mul_(scale)
     score_TNK.masked_fill_(~valid_TK[:, None], -torch.inf)
     sink_N1 = sink_N.to(wide)[:, None]
     peak_TN1 = torch.maximum(score_TNK.amax(-1, keepdim=True), sink_N1)
     weight_TNK = exp(score_TNK.sub_(peak_TN1))
-    total_TN1 = weight_TNK.sum(-1, keepdim=True) + exp(sink_N1 - peak_TN1)
-    return (torch.bmm(weight_TNK, rows) / total_TN1).to(q_TNH.dtype)
+    total_TN1 = row_sum(weight_TNK) + exp(sink_N1 - peak_TN1)
+    return (_products(weight_TNK, rows) / total_TN1).to(q_TNH.dtype)
+
+
+def _products(a_TNK: Tensor, b_TKM: Tensor) -> Tensor:
+    """One product a query.
+
+    On a CPU a batch has the bits of its members; a CUDA library chooses by the size of the batch.
+    """
+    if not a_TNK.is_cuda:
+        return torch.bmm(a_TNK, b_TKM)
+    out = a_TNK.new_empty(*a_TNK.shape[:2], b_TKM.shape[2])
+    for a, b, c in zip(a_TNK, b_TKM, out, strict=True):
+        torch.mm(a, b, out=c)
+    return out
 
 
 def clear_invalid(rows_TKH: Tensor, valid_TK: Tensor) -> Tensor:
@@ -50,6 +64,6 @@ def clear_invalid(rows_TKH: Tensor, valid_TK: Tensor) -> Tensor:
         rows_TKH: [T, K, H]. Not modified.
         valid_TK: [T, K] bool.
     """
-    if bool(valid_TK.all()):
+    if not valid_TK.is_cuda and bool(valid_TK.all()):  # a device is not asked and waited for
         return rows_TKH
     return rows_TKH.masked_fill(~valid_TK[:, :, None], 0.0)

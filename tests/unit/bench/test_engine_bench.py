@@ -34,6 +34,9 @@ def test_cells_add_up_and_the_report_is_json():
         assert all(0 <= share <= 1 for share in cell.accepted_at)
     assert len({cell.token_sha for cell in cells}) == 2, "one set of replies a text"
     document = report(cells, [], None, pack="demo", load_seconds=1.0, date="2026-01-01")
+    assert "CPU" in document["device"]
+    named = report(cells, [], None, pack="demo", load_seconds=1.0, date="2026-01-01", device="X1")
+    assert named["device"] == "X1"
     assert orjson.loads(orjson.dumps(document))["cells"][0]["text"] == "chat"
     assert {goal["name"] for goal in document["goals"]} >= {
         "code x1: speed with drafts over without",

@@ -20,8 +20,22 @@ from twinspark.errors import KernelUnsupported
 ARCHITECTURES = ("sm_90a", "sm_121")
 """What the kernels are written for: H200 and GB10."""
 
-_INCLUDE = re.compile(rb'^#include "([\w.]+)"', re.MULTILINE)
+
+class _Kept:
+    """Where results are kept when a caller names no folder. It changes no bit of any result."""
+
+    folder: Path | None = None
+
+
+_KEPT = _Kept()
+
+_INCLUDE = re.compile(rb'^#include "([\w./]+)"', re.MULTILINE)
 _OPTIONS = ("--std=c++17", "--fmad=false", "--device-as-default-execution-space")
+
+
+def keep_cubins_in(folder: Path) -> None:
+    """Keep compiled kernels of this process there from now on; call it once, at start."""
+    _KEPT.folder = folder
 
 
 def why_not_compile() -> str | None:
@@ -39,11 +53,12 @@ def compile_cubin(
     """Compile one file.
 
     Args:
-        source: the .cu file; it includes files beside it only, which include none.
+        source: the .cu file; it includes files by their path from its folder, which include none.
         arch: "sm_90a" or the like.
         defines: macros and their values.
-        cache_dir: where results are kept between processes, or None. A file there is named by
-            everything the result depends on, and appears whole or not at all.
+        cache_dir: where results are kept between processes; None is the folder given to
+            `keep_cubins_in`, if any. A file there is named by everything the result depends on,
+            and appears whole or not at all.
 
     Returns:
         The machine code.
@@ -51,6 +66,7 @@ def compile_cubin(
     Raises:
         KernelUnsupported: the compiler is missing, does not know `arch` or refuses the source.
     """
+    cache_dir = cache_dir or _KEPT.folder
     text = source.read_bytes()
     headers = _headers(source.parent, text)
     options = [f"--gpu-architecture={arch}", *_OPTIONS]

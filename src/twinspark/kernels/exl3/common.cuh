@@ -5,7 +5,8 @@
 // number of rows change no bit. No system headers, so that the run-time compiler needs none. Built
 // without contraction of a * b + c, which could differ between variants.
 //
-// Macros: BITS 1..8, CODEBOOK 0 mul1, 1 mcg, 2 3inst.
+// Widths (1..8) and codebooks (0 mul1, 1 mcg, 2 3inst) are template arguments. Sources of one kind of
+// matrix define the macros BITS and CODEBOOK and use the short names after the templates.
 typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef unsigned short u16;
@@ -14,7 +15,6 @@ typedef unsigned short u16;
 #define KTILES (CHUNK / 16)
 #define PART 8  // k tiles behind one barrier
 #define PARTS (KTILES / PART)
-#define TILE_WORDS (8 * BITS)
 #define INV_SQRT128 0.08838834764831845f
 #define HALF_MAX 65504.f
 
@@ -75,48 +75,54 @@ __device__ __forceinline__ void bulk_copy(u32 to, const void* from, u32 bytes, u
 }
 // ---- weights
 
+template <int CODEBOOK_>
 __device__ __forceinline__ u32 weight_pair(u32 s0, u32 s1) {  // two states to two fp16 weights
   u32 d;
-#if CODEBOOK == 0
-  const u32 sum0 = __dp4a(s0 * 0x83DCD12Du, 0x01010101u, 0x6400u);  // fp16 bits of 1024 + byte sum
-  const u32 sum1 = __dp4a(s1 * 0x83DCD12Du, 0x01010101u, 0x6400u);
-  const u32 packed = __byte_perm(sum0, sum1, 0x5410);
-  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(packed), "r"(0x1EEE1EEEu), "r"(0xC931C931u));
-#else
-#if CODEBOOK == 1
-  u32 x0 = s0 * 0xCBAC1FEDu, x1 = s1 * 0xCBAC1FEDu;
-#else
-  u32 x0 = s0 * 89226354u + 64248484u, x1 = s1 * 89226354u + 64248484u;
-#endif
+  if (CODEBOOK_ == 0) {
+    const u32 sum0 = __dp4a(s0 * 0x83DCD12Du, 0x01010101u, 0x6400u);  // fp16 bits of 1024 + byte sum
+    const u32 sum1 = __dp4a(s1 * 0x83DCD12Du, 0x01010101u, 0x6400u);
+    const u32 packed = __byte_perm(sum0, sum1, 0x5410);
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(packed), "r"(0x1EEE1EEEu), "r"(0xC931C931u));
+    return d;
+  }
+  u32 x0 = CODEBOOK_ == 1 ? s0 * 0xCBAC1FEDu : s0 * 89226354u + 64248484u;
+  u32 x1 = CODEBOOK_ == 1 ? s1 * 0xCBAC1FEDu : s1 * 89226354u + 64248484u;
   x0 = (x0 & 0x8FFF8FFFu) ^ 0x3B603B60u;
   x1 = (x1 & 0x8FFF8FFFu) ^ 0x3B603B60u;
   const u32 low = __byte_perm(x0, x1, 0x5410), high = __byte_perm(x0, x1, 0x7632);
   asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(low), "r"(high));
-#endif
   return d;
 }
 
 // A lane owns 8 consecutive values. Up to 4 bits their windows lie in two neighbouring words; wider
 // ones in two pairs, at 7 bits in four.
-#define GROUPS (BITS <= 4 ? 1 : (BITS == 7 ? 4 : 2))
-#define GROUP_VALUES (8 / GROUPS)
-struct Words { u32 hi[GROUPS], lo[GROUPS]; };
-struct Places { int hi[GROUPS], lo[GROUPS]; u32 shift[GROUPS]; };
+template <int BITS_> struct Width {
+  static constexpr int TILE = 8 * BITS_;  // words
+  static constexpr int GROUPS = BITS_ <= 4 ? 1 : (BITS_ == 7 ? 4 : 2);
+  static constexpr int VALUES = 8 / GROUPS;
+};
+template <int BITS_> struct WordsOf { u32 hi[Width<BITS_>::GROUPS], lo[Width<BITS_>::GROUPS]; };
+template <int BITS_> struct PlacesOf {
+  int hi[Width<BITS_>::GROUPS], lo[Width<BITS_>::GROUPS];
+  u32 shift[Width<BITS_>::GROUPS];
+};
 
-__device__ __forceinline__ Places places(int lane) {
-  Places p;
+template <int BITS_>
+__device__ __forceinline__ PlacesOf<BITS_> places_of(int lane) {
+  PlacesOf<BITS_> p;
 #pragma unroll
-  for (int g = 0; g < GROUPS; g++) {
-    const int end = (8 * lane + GROUP_VALUES * (g + 1)) * BITS;
+  for (int g = 0; g < Width<BITS_>::GROUPS; g++) {
+    const int end = (8 * lane + Width<BITS_>::VALUES * (g + 1)) * BITS_;
     p.lo[g] = (end - 1) >> 5;
-    p.hi[g] = (p.lo[g] == 0 ? TILE_WORDS : p.lo[g]) - 1;  // the ring wraps
+    p.hi[g] = (p.lo[g] == 0 ? Width<BITS_>::TILE : p.lo[g]) - 1;  // the ring wraps
     p.shift[g] = (32 - (end & 31)) & 31;
   }
   return p;
 }
-__device__ __forceinline__ void load_words(Words& w, const u32* tile, const Places& p) {
+template <int BITS_>
+__device__ __forceinline__ void load_words(WordsOf<BITS_>& w, const u32* tile, const PlacesOf<BITS_>& p) {
 #pragma unroll
-  for (int g = 0; g < GROUPS; g++) {
+  for (int g = 0; g < Width<BITS_>::GROUPS; g++) {
     w.hi[g] = tile[p.hi[g]];
     w.lo[g] = tile[p.lo[g]];
   }
@@ -131,19 +137,29 @@ __device__ __forceinline__ u32 window(u32 lo, u32 mid, int shift) {
   return __byte_perm(mid << (32 - shift), 0, 0x4432);
 }
 // The A operand of one m16n8k16: 16 outputs by 16 inputs (the format's stream order is that of lanes).
-__device__ __forceinline__ void decode(const Words& words, const Places& p, u32 w[4]) {
+template <int CODEBOOK_, int BITS_>
+__device__ __forceinline__ void decode_tile(const WordsOf<BITS_>& words, const PlacesOf<BITS_>& p, u32 w[4]) {
+  constexpr int GROUPS = Width<BITS_>::GROUPS, VALUES = Width<BITS_>::VALUES;
   u32 s[8];
 #pragma unroll
   for (int g = 0; g < GROUPS; g++) {
     const u32 lo = __funnelshift_r(words.lo[g], words.hi[g], p.shift[g]), hi = words.hi[g] >> p.shift[g];
     const u32 mid = __funnelshift_r(lo, hi, 16);
 #pragma unroll
-    for (int i = 0; i < GROUP_VALUES; i++)
-      s[g * GROUP_VALUES + i] = window(lo, mid, (GROUP_VALUES - 1 - i) * BITS);
+    for (int i = 0; i < VALUES; i++) s[g * VALUES + i] = window(lo, mid, (VALUES - 1 - i) * BITS_);
   }
-  w[0] = weight_pair(s[0], s[1]); w[2] = weight_pair(s[2], s[3]);
-  w[1] = weight_pair(s[4], s[5]); w[3] = weight_pair(s[6], s[7]);
+  w[0] = weight_pair<CODEBOOK_>(s[0], s[1]); w[2] = weight_pair<CODEBOOK_>(s[2], s[3]);
+  w[1] = weight_pair<CODEBOOK_>(s[4], s[5]); w[3] = weight_pair<CODEBOOK_>(s[6], s[7]);
 }
+#ifdef BITS
+#define TILE_WORDS (8 * BITS)
+using Words = WordsOf<BITS>;
+using Places = PlacesOf<BITS>;
+__device__ __forceinline__ Places places(int lane) { return places_of<BITS>(lane); }
+__device__ __forceinline__ void decode(const Words& words, const Places& p, u32 w[4]) {
+  decode_tile<CODEBOOK>(words, p, w);
+}
+#endif
 __device__ __forceinline__ void mma(float c[4], const u32 a[4], u32 b0, u32 b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
@@ -207,13 +223,17 @@ __device__ __forceinline__ uint2 rotate_four(const Four& f, int type, uint2 suh)
   o.y = to_half2(clamp_half(v[2]), clamp_half(v[3]));
   return o;
 }
+// Rotates a row's 128 outputs and scales them; `svh` is that of the lane's first.
+__device__ __forceinline__ void finish_values(float v[4], const u16* svh) {
+  hadamard(v);
+  const uint2 s = *(const uint2*)svh;
+  v[0] *= half_to_float(s.x & 0xffff); v[1] *= half_to_float(s.x >> 16);
+  v[2] *= half_to_float(s.y & 0xffff); v[3] *= half_to_float(s.y >> 16);
+}
 struct Output { const u16 *svh, *bias; void* y; int type; };
 // Rotates a row's 128 outputs, scales, adds the bias and stores; `column` is the lane's first.
 __device__ __forceinline__ void finish_row(float v[4], const Output& out, u64 row_start, int column) {
-  hadamard(v);
-  const uint2 s = *(const uint2*)(out.svh + column);
-  v[0] *= half_to_float(s.x & 0xffff); v[1] *= half_to_float(s.x >> 16);
-  v[2] *= half_to_float(s.y & 0xffff); v[3] *= half_to_float(s.y >> 16);
+  finish_values(v, out.svh + column);
   if (out.bias) {
     const uint2 b = *(const uint2*)(out.bias + column);
     v[0] += half_to_float(b.x & 0xffff); v[1] += half_to_float(b.x >> 16);
@@ -223,4 +243,21 @@ __device__ __forceinline__ void finish_row(float v[4], const Output& out, u64 ro
   if (out.type == TYPE_FP32) *(float4*)((float*)out.y + at) = make_float4(v[0], v[1], v[2], v[3]);
   else if (out.type == TYPE_BF16) *(uint2*)((u16*)out.y + at) = make_uint2(to_bf162(v[0], v[1]), to_bf162(v[2], v[3]));
   else *(uint2*)((u16*)out.y + at) = make_uint2(to_half2(v[0], v[1]), to_half2(v[2], v[3]));
+}
+// Chunk sums of a row's four columns, added ascending; 16 loads are under way at a time.
+__device__ __forceinline__ void sum_chunks(const float* p, u64 step, int chunks, float v[4]) {
+  v[0] = v[1] = v[2] = v[3] = 0.f;
+  for (int c = 0; c < chunks; c += 16) {
+    float4 t[16];
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+      if (c + i < chunks) t[i] = __ldcg((const float4*)(p + (c + i) * step));
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+      if (c + i < chunks) {
+        const bool set = c + i == 0;  // the first sum is taken as it is
+        v[0] = set ? t[i].x : v[0] + t[i].x; v[1] = set ? t[i].y : v[1] + t[i].y;
+        v[2] = set ? t[i].z : v[2] + t[i].z; v[3] = set ? t[i].w : v[3] + t[i].w;
+      }
+  }
 }

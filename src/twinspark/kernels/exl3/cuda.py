@@ -36,7 +36,7 @@ from twinspark.kernels.exl3.linear import CHUNK_INPUTS, Exl3Matrix
 
 ROWS_SOURCE = Path(__file__).with_name("rows.cu")
 TILES_SOURCE = Path(__file__).with_name("tiles.cu")
-_TYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+TYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def _check(x_TK: Tensor, prepared: CudaExl3, out_dtype: torch.dtype) -> None:
             f"expected rows of {prepared.in_features} values, got shape {tuple(x_TK.shape)}"
         )
     for name, dtype in (("x", x_TK.dtype), ("the result", out_dtype)):
-        if dtype not in _TYPES:
+        if dtype not in TYPES:
             raise ValueError(
                 f"{name} must be bfloat16, float16 or float32 on a CUDA device, it is {dtype}"
             )
@@ -188,7 +188,8 @@ def _aligned(x_TK: Tensor) -> Tensor:
 
 
 @cache
-def _device(index: int) -> Device:
+def device_of(index: int) -> Device:
+    """What plans need to know of a CUDA device."""
     return Device(
         processors=num_processors(index),
         shared=shared_bytes(index),
@@ -197,20 +198,21 @@ def _device(index: int) -> Device:
 
 
 @cache
-def _module(
+def module_of(
     source: Path, index: int, defines: tuple[tuple[str, int], ...], cache_dir: Path | None
 ) -> CudaModule:
+    """The kernels of a source under some macros, loaded once a process and device."""
     return CudaModule(source, index, dict(defines), cache_dir)
 
 
 @cache
 def _rows_plan(index: int, rows: int, inputs: int, outputs: int, bits: int) -> RowsPlan:
-    return plan_rows(rows, inputs, outputs, bits, _device(index))
+    return plan_rows(rows, inputs, outputs, bits, device_of(index))
 
 
 def _tiles_for(x_TK: Tensor, prepared: CudaExl3) -> TilesPlan | None:
     """The plan of tiles.cu where it is the faster kernel, else None."""
-    device = _device(x_TK.device.index)
+    device = device_of(x_TK.device.index)
     plan = plan_tiles(prepared.bits, device)
     rows, inputs = x_TK.shape
     return plan if prefer_tiles(rows, inputs, prepared.out_features, plan, device) else None
@@ -219,10 +221,10 @@ def _tiles_for(x_TK: Tensor, prepared: CudaExl3) -> TilesPlan | None:
 def _launch_rows(x_MK: Tensor, prepared: CudaExl3, y_MN: Tensor) -> None:
     num, inputs = x_MK.shape
     outputs, index = prepared.out_features, x_MK.device.index
-    chunks, x_type, pitch = -(-inputs // CHUNK_INPUTS), _TYPES[x_MK.dtype], x_MK.stride(0)
+    chunks, x_type, pitch = -(-inputs // CHUNK_INPUTS), TYPES[x_MK.dtype], x_MK.stride(0)
     plan = _rows_plan(index, num, inputs, outputs, prepared.bits)
     defines = rows_defines(prepared.bits, prepared.codebook, plan)
-    module = _module(ROWS_SOURCE, index, tuple(defines.items()), prepared.cache_dir)
+    module = module_of(ROWS_SOURCE, index, tuple(defines.items()), prepared.cache_dir)
     sums = torch.empty(chunks, num, outputs, dtype=torch.float32, device=x_MK.device)
     quads = -(-num // 4)
     rows = x_MK
@@ -238,7 +240,7 @@ def _launch_rows(x_MK: Tensor, prepared: CudaExl3, y_MN: Tensor) -> None:
         shared=plan.shared,
     )
     scales = (prepared.svh_N, prepared.bias_N)
-    shape = (num, outputs, chunks, _TYPES[y_MN.dtype])
+    shape = (num, outputs, chunks, TYPES[y_MN.dtype])
     module.launch("exl3_finish", (outputs // 128, quads, 1), 128, (sums, *scales, y_MN, *shape))
 
 
@@ -246,10 +248,10 @@ def _launch_tiles(x_MK: Tensor, prepared: CudaExl3, y_MN: Tensor, plan: TilesPla
     num, inputs = x_MK.shape
     outputs, index = prepared.out_features, x_MK.device.index
     defines = tiles_defines(prepared.bits, prepared.codebook, plan)
-    module = _module(TILES_SOURCE, index, tuple(defines.items()), prepared.cache_dir)
+    module = module_of(TILES_SOURCE, index, tuple(defines.items()), prepared.cache_dir)
     blocks = -(-num // plan.rows)
     rows = torch.empty(blocks * plan.rows, inputs, dtype=torch.float16, device=x_MK.device)
-    args = (x_MK, prepared.suh_K, rows, num, inputs, x_MK.stride(0), _TYPES[x_MK.dtype])
+    args = (x_MK, prepared.suh_K, rows, num, inputs, x_MK.stride(0), TYPES[x_MK.dtype])
     module.launch("exl3_rotate_tiled", (inputs // 128, -(-num // 4), 1), 128, args)
     module.launch(
         "exl3_tiles",
@@ -264,7 +266,7 @@ def _launch_tiles(x_MK: Tensor, prepared: CudaExl3, y_MN: Tensor, plan: TilesPla
             num,
             inputs,
             outputs,
-            _TYPES[y_MN.dtype],
+            TYPES[y_MN.dtype],
         ),
         shared=plan.shared,
     )

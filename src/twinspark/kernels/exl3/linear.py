@@ -7,7 +7,7 @@ start anew. Weights are held decoded in fp32 (32 bits a weight), which suits a C
 decode on the fly. Letters: T rows, K inputs, N outputs. Read next: grouped.py.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -65,6 +65,16 @@ class Exl3Matrix:
         ):
             if vector is not None and tuple(vector.shape) != (size,):
                 raise ValueError(f"{name} must have shape ({size},), it has {tuple(vector.shape)}")
+
+    def to(self, device: torch.device) -> "Exl3Matrix":
+        """The same matrix with its tensors on `device`."""
+        return replace(
+            self,
+            trellis=self.trellis.to(device),
+            suh=self.suh.to(device),
+            svh=self.svh.to(device),
+            bias=None if self.bias is None else self.bias.to(device),
+        )
 
     @property
     def in_features(self) -> int:

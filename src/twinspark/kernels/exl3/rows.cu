@@ -1,9 +1,19 @@
 // Products of up to 64 rows with one EXL3 matrix: y = ((((x * suh) . H) @ W) . H) * svh + bias.
 //
-// Macros, besides those of common.cuh: ROW_TILES 1..8 (tiles of 8 rows), WARPS 4 or 8 of a block (16
+// MANY 1: matrices of one shape, widths and codebook, each with rows of its own, by blockIdx.z; `table`
+// holds the addresses of trellis, suh and svh of each, and x, work and y are steps of bytes apart.
+// Macros, besides those of common.cuh: MANY (0 if not given), ROW_TILES 1..8 (tiles of 8 rows), WARPS 4 or 8 of a block (16
 // output columns each), FUSED 1 when exl3_unit rotates its rows itself, RESIDENT blocks an SM at least.
 #include "common.cuh"
 
+#ifndef MANY
+#define MANY 0
+#endif
+#if MANY
+#define OF_MANY(...) , __VA_ARGS__
+#else
+#define OF_MANY(...)
+#endif
 #define ROWS (8 * ROW_TILES)
 #define XPITCH (CHUNK + 8)
 
@@ -51,23 +61,6 @@ __device__ __forceinline__ void rotate_rows(
     if (row0 + STEP * i < M) *(uint2*)(xs + (row0 + STEP * i) * XPITCH + k) = rotate_four(f[i], x_type, suh);
 }
 #endif
-// Chunk sums of a row's four columns, added ascending; 16 loads are under way at a time.
-__device__ __forceinline__ void sum_chunks(const float* p, u64 step, int chunks, float v[4]) {
-  v[0] = v[1] = v[2] = v[3] = 0.f;
-  for (int c = 0; c < chunks; c += 16) {
-    float4 t[16];
-#pragma unroll
-    for (int i = 0; i < 16; i++)
-      if (c + i < chunks) t[i] = __ldcg((const float4*)(p + (c + i) * step));
-#pragma unroll
-    for (int i = 0; i < 16; i++)
-      if (c + i < chunks) {
-        const bool set = c + i == 0;  // the first sum is taken as it is
-        v[0] = set ? t[i].x : v[0] + t[i].x; v[1] = set ? t[i].y : v[1] + t[i].y;
-        v[2] = set ? t[i].z : v[2] + t[i].z; v[3] = set ? t[i].w : v[3] + t[i].w;
-      }
-  }
-}
 // A warp's accumulators of one chunk to [M, N] floats; `column` is that of its lane's first output.
 __device__ __forceinline__ void store_sums(const float acc[ROW_TILES][4], float* to, int M, int N, int column) {
   const int q = threadIdx.x & 3;
@@ -83,8 +76,13 @@ __device__ __forceinline__ void store_sums(const float acc[ROW_TILES][4], float*
 // x [M, K] to rotated fp16 rows [M, K]; a warp takes 128 values. grid (K / 128, M / 4 rounded up).
 extern "C" __global__ void __launch_bounds__(128) exl3_rotate(
     const void* __restrict__ x, const u16* __restrict__ suh, u16* __restrict__ out,
-    int M, int K, int x_pitch, int x_type) {
+    int M, int K, int x_pitch, int x_type OF_MANY(const u64* __restrict__ table, int x_step)) {
   let_consumer_start();
+#if MANY
+  suh = (const u16*)table[3 * blockIdx.z + 1];
+  x = (const char*)x + (u64)blockIdx.z * x_step;
+  out += (u64)blockIdx.z * M * K;
+#endif
   const int row = blockIdx.y * 4 + (threadIdx.x >> 5), k = 128 * blockIdx.x + 4 * (threadIdx.x & 31);
   const uint2 s = *(const uint2*)(suh + k);
   wait_for_producer();
@@ -98,7 +96,14 @@ extern "C" __global__ void __launch_bounds__(128) exl3_rotate(
 // chunks). Rows of xs past M hold anything: a row of x reaches its own accumulator column only.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT) exl3_unit(
     const u32* __restrict__ trellis, const u16* __restrict__ suh, const void* __restrict__ x,
-    float* __restrict__ work, int M, int K, int N, int x_pitch, int x_type) {
+    float* __restrict__ work, int M, int K, int N, int x_pitch, int x_type
+    OF_MANY(const u64* __restrict__ table, int x_step)) {
+#if MANY
+  trellis = (const u32*)table[3 * blockIdx.z];
+  suh = (const u16*)table[3 * blockIdx.z + 1];
+  x = (const char*)x + (u64)blockIdx.z * x_step;
+  work += (u64)blockIdx.z * gridDim.y * M * N;
+#endif
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ __align__(8) u64 full[PARTS + 1];
   u16* xs = (u16*)shared;                                // [ROWS][XPITCH]
@@ -151,12 +156,20 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT) exl3_unit(
 // Sums and finishes what exl3_unit left. grid (N / 128, M / 4 rounded up).
 extern "C" __global__ void __launch_bounds__(128) exl3_finish(
     const float* __restrict__ work, const u16* __restrict__ svh, const u16* __restrict__ bias,
-    void* __restrict__ y, int M, int N, int chunks, int y_type) {
+    void* __restrict__ y, int M, int N, int chunks, int y_type
+    OF_MANY(const u64* __restrict__ table, int y_step, int y_pitch)) {
   let_consumer_start();
+#if MANY
+  svh = (const u16*)table[3 * blockIdx.z + 2];
+  work += (u64)blockIdx.z * chunks * M * N;
+  y = (char*)y + (u64)blockIdx.z * y_step;
+#else
+  const int y_pitch = N;
+#endif
   wait_for_producer();
   const int row = blockIdx.y * 4 + (threadIdx.x >> 5), column = 128 * blockIdx.x + 4 * (threadIdx.x & 31);
   if (row >= M) return;
   float v[4];
   sum_chunks(work + (u64)row * N + column, (u64)M * N, chunks, v);
-  finish_row(v, {svh, bias, y, y_type}, (u64)row * N, column);
+  finish_row(v, {svh, bias, y, y_type}, (u64)row * y_pitch, column);
 }

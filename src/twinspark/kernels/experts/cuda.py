@@ -1,0 +1,441 @@
+"""The MoE layer on CUDA devices: router, grouped products on packed weights, sums in fixed order.
+
+Same mathematics and order of sums as reference.py; a row's bits depend on the row, the matrices and
+the device only. Owns tables and launches; block shapes are in plan.py, arithmetic in route.cu,
+decode.cu and prompt.cu. Letters: T rows, D hidden, E routed experts, A of them active a row, I
+inner width, S shards. Read next: `plan.py`.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from twinspark.errors import KernelUnsupported
+from twinspark.kernels.cuda.launch import (
+    CudaModule,
+    capability,
+    num_processors,
+    shared_bytes,
+    why_not_launch,
+)
+from twinspark.kernels.exl3.cuda_plan import CODEBOOKS
+from twinspark.kernels.exl3.linear import CHUNK_INPUTS, Exl3Matrix
+from twinspark.kernels.experts.plan import (
+    DECODE_ROWS,
+    MOST_ROUTER_FEW_ROWS,
+    PromptPlan,
+    decode_defines,
+    num_units,
+    plan_decode,
+    plan_prompt,
+    plan_router,
+    prompt_defines,
+    router_defines,
+    window_bounds,
+)
+
+ROUTE_SOURCE = Path(__file__).with_name("route.cu")
+DECODE_SOURCE = Path(__file__).with_name("decode.cu")
+PROMPT_SOURCE = Path(__file__).with_name("prompt.cu")
+MOST_EXPERTS = 1023
+MOST_PLACES = 15
+_MOST_SHARDS = 4  # of one launch
+_PIECES = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 3}
+
+
+@dataclass(frozen=True)
+class CudaShardExperts:
+    """The experts of one virtual shard, as packed as in their files.
+
+    Attributes:
+        table: [E + 1, 3, 4] int64 on the device: where gate, up and down are, and their widths.
+        tensors: what the table points to.
+        num_experts: E, routed experts; the shared one follows them.
+        hidden: D.
+        width: I.
+        limit: activations are cut there.
+        bits: the widest matrix.
+        codebooks: bit mask of the codebooks in use.
+    """
+
+    table: Tensor
+    tensors: tuple[Tensor, ...]
+    num_experts: int
+    hidden: int
+    width: int
+    limit: float
+    bits: int
+    codebooks: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Device memory held."""
+        return sum(t.numel() * t.element_size() for t in (*self.tensors, self.table))
+
+
+def why_not_cuda(matrices: Sequence[Exl3Matrix]) -> str | None:
+    """Why this body cannot take experts made of `matrices`, or None when it can."""
+    for matrix in matrices:
+        if matrix.trellis.shape[2] % 16:
+            return f"it decodes 1 to 8 whole bits a weight, one matrix has {matrix.bits}"
+        if matrix.bias is not None:
+            return "experts must have no bias"
+    if len(matrices) > 3 * (MOST_EXPERTS + 1):
+        return f"it takes up to {MOST_EXPERTS} routed experts, got {len(matrices) // 3 - 1}"
+    return why_not_launch(matrices[0].trellis.device)
+
+
+def prepare_cuda(
+    gate: Sequence[Exl3Matrix],
+    up: Sequence[Exl3Matrix],
+    down: Sequence[Exl3Matrix],
+    *,
+    limit: float,
+) -> CudaShardExperts:
+    """Take matrices whose tensors are on a CUDA device; nothing is decoded or copied.
+
+    Raises:
+        KernelUnsupported: this body cannot take them; the text says why.
+    """
+    matrices = [m for expert in zip(gate, up, down, strict=True) for m in expert]
+    reason = why_not_cuda(matrices)
+    if reason is not None:
+        raise KernelUnsupported(f"the CUDA body of the experts does not fit: {reason}")
+    tensors: list[Tensor] = []
+    entries = []
+    for matrix in matrices:
+        held = [
+            _aligned(matrix.trellis),
+            _aligned(matrix.suh.to(torch.float16)),
+            _aligned(matrix.svh.to(torch.float16)),
+        ]
+        kind = matrix.trellis.shape[2] // 16 | CODEBOOKS[matrix.codebook] << 32
+        entries.append([*(t.data_ptr() for t in held), kind])
+        tensors += held
+    device = matrices[0].trellis.device
+    table = torch.tensor(entries, dtype=torch.int64).view(len(gate), 3, 4).to(device)
+    # Kernels read weights before the kernel ahead of them has ended: nothing may still write them.
+    torch.cuda.current_stream(device).synchronize()
+    return CudaShardExperts(
+        table=table,
+        tensors=tuple(tensors),
+        num_experts=len(gate) - 1,
+        hidden=gate[0].in_features,
+        width=gate[0].out_features,
+        limit=limit,
+        bits=max(m.trellis.shape[2] // 16 for m in matrices),
+        codebooks=sum({1 << CODEBOOKS[m.codebook] for m in matrices}),
+    )
+
+
+def cuda_variants(
+    experts: int, gate_dtype: torch.dtype, codebooks: int, shared: int, *, wgmma: bool
+) -> Iterator[tuple[Path, dict[str, int]]]:
+    """Sources and macros of all that a layer may launch, to compile ahead.
+
+    Args:
+        experts: E.
+        gate_dtype: of the router's weight.
+        codebooks: bit mask of the codebooks in use.
+        shared: bytes of shared memory a block may have.
+        wgmma: the device has the asynchronous instructions of compute capability 9.0.
+    """
+    pieces = _PIECES[gate_dtype]
+    for rows in (1, 9, MOST_ROUTER_FEW_ROWS + 1):
+        plan = plan_router(rows, pieces, shared)
+        yield ROUTE_SOURCE, router_defines(plan, pieces, experts)
+    for warps in (4, 8):
+        yield DECODE_SOURCE, decode_defines(warps, codebooks)
+    yield PROMPT_SOURCE, prompt_defines(plan_prompt(shared, wgmma=wgmma), codebooks)
+
+
+def forward_cuda(
+    x_TD: Tensor,
+    ids_TA: Tensor,
+    weights_TA: Tensor,
+    kept_TA: Tensor | None,
+    shards: Sequence[CudaShardExperts],
+) -> Tensor:
+    """Each shard's sum over its experts, [S, T, D] bf16; arguments are checked."""
+    num = x_TD.shape[0]
+    out = torch.empty(len(shards), num, x_TD.shape[1], dtype=torch.bfloat16, device=x_TD.device)
+    if num == 0:
+        return out
+    kept = None if kept_TA is None else kept_TA.view(torch.uint8)
+    with torch.cuda.device(x_TD.device):
+        if num > DECODE_ROWS:
+            _Prompt(x_TD, ids_TA, weights_TA, kept, shards).run(out)
+            return out
+        first = 0
+        while first < len(shards):
+            end = first + 1
+            while end < min(len(shards), first + _MOST_SHARDS) and _alike(
+                shards[first], shards[end]
+            ):
+                end += 1
+            _decode(x_TD, ids_TA, weights_TA, kept, shards[first:end], out[first:end])
+            first = end
+    return out
+
+
+def route_cuda(
+    x_TD: Tensor,
+    weight_ED: Tensor,
+    bias_E: Tensor,
+    image_bias_E: Tensor | None,
+    image_T: Tensor | None,
+    *,
+    k: int,
+    scale: float,
+    temperature: float,
+) -> tuple[Tensor, Tensor]:
+    """Ids and weights of every row's experts; arguments are checked."""
+    num, inputs = x_TD.shape
+    experts, device = weight_ED.shape[0], x_TD.device
+    ids = torch.empty(num, k, dtype=torch.int32, device=device)
+    weights = torch.empty(num, k, dtype=torch.float32, device=device)
+    if num == 0:
+        return ids, weights
+    pieces = _PIECES[weight_ED.dtype]
+    plan = plan_router(num, pieces, shared_bytes(device.index))
+    defines = router_defines(plan, pieces, experts)
+    parts = -(-inputs // CHUNK_INPUTS) if plan.split else 1
+    with torch.cuda.device(device):
+        module = _module(ROUTE_SOURCE, device.index, tuple(defines.items()))
+        logits = torch.empty(parts, num, experts, dtype=torch.float32, device=device)
+        columns, blocks = -(-experts // (16 * plan.warps)), -(-num // (8 * plan.row_tiles))
+        module.launch(
+            plan.kernel,
+            (columns, parts, blocks) if plan.split else (columns, blocks, 1),
+            32 * plan.warps,
+            (weight_ED, x_TD, logits, num, experts, inputs, x_TD.stride(0)),
+            shared=plan.shared,
+        )
+        marks = None if image_T is None else image_T.view(torch.uint8)
+        numbers = (num, experts, parts, k, _float_bits(scale), _float_bits(temperature))
+        args = (logits, bias_E, image_bias_E, marks, ids, weights, *numbers)
+        module.launch("router_select", (num, 1, 1), 128, args)
+    return ids, weights
+
+
+def _alike(one: CudaShardExperts, other: CudaShardExperts) -> bool:
+    return (one.width, one.codebooks, one.limit) == (other.width, other.codebooks, other.limit)
+
+
+def _decode(
+    x_TD: Tensor,
+    ids_TA: Tensor,
+    weights_TA: Tensor,
+    kept_TA: Tensor | None,
+    shards: Sequence[CudaShardExperts],
+    out_STD: Tensor,
+) -> None:
+    (num, hidden), places, sets = x_TD.shape, ids_TA.shape[1], len(shards)
+    device, experts, width = x_TD.device, shards[0].num_experts, shards[0].width
+    pairs = num * (places + 1)
+    bits, codebooks = max(s.bits for s in shards), shards[0].codebooks
+    tables = [*(s.table for s in shards), *[None] * (_MOST_SHARDS - sets)]
+    items = min(experts, num * places) + 1
+    busy = min(items, num + 1) * sets  # not fewer experts than those of one row
+    sizes = (num, places, experts)
+    units, chunks = num_units(hidden), -(-hidden // CHUNK_INPUTS)
+    sums = torch.empty(sets, pairs, 2, chunks, width, dtype=torch.float32, device=device)
+    plan = plan_decode(hidden, bits, 2 * busy * units * width // 128, num_processors(device.index))
+    module = _module(
+        DECODE_SOURCE, device.index, tuple(decode_defines(plan.warps, codebooks).items())
+    )
+    module.launch(
+        "experts_hidden",
+        (width // (16 * plan.warps), 2 * units, items * sets),
+        32 * plan.warps,
+        (*tables, x_TD, ids_TA, kept_TA, sums, *sizes, items, hidden, width),
+        shared=plan.shared,
+    )
+    act = torch.empty(sets, pairs, width, dtype=torch.float16, device=device)
+    limit = _float_bits(shards[0].limit)
+    module.launch(
+        "experts_act",
+        (width // 128, -(-pairs // 4), sets),
+        128,
+        (*tables, sums, ids_TA, kept_TA, weights_TA, act, *sizes, hidden, width, limit),
+    )
+    units, chunks = num_units(width), -(-width // CHUNK_INPUTS)
+    plan = plan_decode(width, bits, busy * units * hidden // 128, num_processors(device.index))
+    module = _module(
+        DECODE_SOURCE, device.index, tuple(decode_defines(plan.warps, codebooks).items())
+    )
+    down = torch.empty(sets, pairs, chunks, hidden, dtype=torch.float32, device=device)
+    module.launch(
+        "experts_down",
+        (hidden // (16 * plan.warps), units, items * sets),
+        32 * plan.warps,
+        (*tables, act, ids_TA, kept_TA, down, *sizes, items, width, hidden),
+        shared=plan.shared,
+    )
+    module.launch(
+        "experts_combine",
+        (hidden // 128, num, sets),
+        256,
+        (*tables, down, ids_TA, kept_TA, out_STD, *sizes, width, hidden),
+    )
+
+
+class _Prompt:
+    """One call of many rows: rows by expert once, then shard by shard, window by window."""
+
+    def __init__(
+        self,
+        x_TD: Tensor,
+        ids_TA: Tensor,
+        weights_TA: Tensor,
+        kept_TA: Tensor | None,
+        shards: Sequence[CudaShardExperts],
+    ) -> None:
+        self._x_TD, self._weights_TA, self._shards = x_TD, weights_TA, shards
+        self._index = x_TD.device.index
+        num, self._places = ids_TA.shape
+        experts = shards[0].num_experts
+        self._plan = _prompt_plan(self._index)
+        self._module = self._module_of(shards[0])
+        self._windows, self._window, self._most = window_bounds(
+            num, self._places, experts, self._plan.rows
+        )
+        groups = self._windows * self._window // 8
+        self._row_of_pair = self._ints(num * (self._places + 1))
+        self._pair_of_row = self._ints(groups * 8)
+        self._expert_of_group = self._ints(groups)
+        self._num_groups = self._ints(1)
+        self._items = self._ints(self._windows, self._most, 4)
+        self._num_items = self._ints(self._windows)
+        self._module.launch(
+            "experts_group",
+            (1, 1, 1),
+            1024,
+            (
+                *(ids_TA, kept_TA, self._row_of_pair, self._pair_of_row, self._expert_of_group),
+                *(self._num_groups, self._items, self._num_items),
+                *(num, self._places, experts, self._windows, self._window, self._most),
+            ),
+        )
+
+    def run(self, out_STD: Tensor) -> None:
+        """Write every shard's sum."""
+        hidden = self._x_TD.shape[1]
+        width = max(s.width for s in self._shards)
+        inputs = self._empty(2, self._window, hidden, dtype=torch.float16)
+        gate_up = self._empty(2, self._window, width, dtype=torch.float32)
+        act = self._empty(self._window, width, dtype=torch.float16)
+        y = self._empty(self._window, hidden, dtype=torch.float32)
+        several = self._windows > 1
+        total = self._empty(*self._x_TD.shape, dtype=torch.float32) if several else None
+        for shard, out_TD in zip(self._shards, out_STD, strict=True):
+            self._module = self._module_of(shard)
+            for window in range(self._windows):
+                self._hidden(shard, window, inputs, gate_up, act)
+                self._down(shard, window, act, y)
+                self._add(shard, window, y, total, out_TD)
+
+    def _hidden(
+        self, shard: CudaShardExperts, window: int, inputs: Tensor, gate_up: Tensor, act: Tensor
+    ) -> None:
+        hidden, width, groups = self._x_TD.shape[1], shard.width, self._window // 8
+        where = (self._pair_of_row, self._expert_of_group, self._num_groups)
+        first = window * groups
+        self._module.launch(
+            "experts_rotate",
+            (groups, -(-hidden // 1024), 1),
+            256,
+            (
+                *(shard.table, self._x_TD, *where, inputs[0], inputs[1]),
+                *(self._places, hidden, first),
+            ),
+        )
+        self._tiles(shard, window, (inputs[0], inputs[1]), gate_up, hidden, width)
+        self._module.launch(
+            "experts_act_tiled",
+            (groups, -(-width // 512), 1),
+            128,
+            (
+                *(shard.table, gate_up, *where, self._weights_TA, act),
+                *(self._places, width, _float_bits(shard.limit), first),
+            ),
+        )
+
+    def _down(self, shard: CudaShardExperts, window: int, act: Tensor, y: Tensor) -> None:
+        self._tiles(shard, window, (act, act), y, shard.width, self._x_TD.shape[1])
+
+    def _tiles(
+        self,
+        shard: CudaShardExperts,
+        window: int,
+        rows: tuple[Tensor, Tensor],
+        y: Tensor,
+        inputs: int,
+        outputs: int,
+    ) -> None:
+        matrices = 1 if rows[0] is rows[1] else 2
+        self._module.launch(
+            "experts_tiles",
+            (
+                matrices * outputs // 128,
+                min(self._most, -(-2 * self._window // self._plan.rows)),
+                1,
+            ),
+            256,
+            (
+                *(shard.table, self._items[window], self._num_items[window:], *rows, y),
+                *(inputs, outputs, matrices - 1, window * self._window, self._window),
+            ),
+            shared=self._plan.shared,
+        )
+
+    def _add(
+        self, shard: CudaShardExperts, window: int, y: Tensor, total: Tensor | None, out_TD: Tensor
+    ) -> None:
+        num, hidden = self._x_TD.shape
+        self._module.launch(
+            "experts_add",
+            (-(-hidden // 512), -(-num // 8), 1),
+            128,
+            (
+                *(shard.table, y, self._row_of_pair, self._expert_of_group, total, out_TD),
+                *(num, self._places, hidden, window * self._window, self._window),
+                int(window == self._windows - 1),
+            ),
+        )
+
+    def _module_of(self, shard: CudaShardExperts) -> CudaModule:
+        defines = prompt_defines(self._plan, shard.codebooks)
+        return _module(PROMPT_SOURCE, self._index, tuple(defines.items()))
+
+    def _ints(self, *shape: int) -> Tensor:
+        return self._empty(*shape, dtype=torch.int32)
+
+    def _empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=self._x_TD.device)
+
+
+@cache
+def _prompt_plan(index: int) -> PromptPlan:
+    return plan_prompt(shared_bytes(index), wgmma=capability(index) == (9, 0))
+
+
+@cache
+def _module(source: Path, index: int, defines: tuple[tuple[str, int], ...]) -> CudaModule:
+    return CudaModule(source, index, dict(defines))
+
+
+def _float_bits(value: float) -> int:
+    bits: int = struct.unpack("<i", struct.pack("<f", value))[0]
+    return bits
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """Contiguous, at an address that bulk copies take."""
+    tensor = tensor.contiguous()
+    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()

@@ -1,0 +1,189 @@
+"""How the experts of an MoE layer are spread over a CUDA device; no choice here changes a bit.
+
+Plain numbers. Constants were measured on an H200. Read next: cuda.py, decode.cu, prompt.cu.
+"""
+
+from dataclasses import dataclass
+
+CHUNK_INPUTS = 512
+DECODE_ROWS = 64
+"""Most rows of a call that decode.cu takes; prompt.cu takes more."""
+
+_PART_INPUTS = 128
+_DECODE_TILE_ROWS = 8
+_DECODE_ROW_BYTES = 2 * (5 * _PART_INPUTS + 8)  # of x in shared memory
+_DECODE_RESIDENT = {4: 6, 8: 3}  # blocks an SM the compiler leaves registers for, by warps
+_STATIC_BYTES = 1536  # at most, of a block's own and the system's share
+_TOTAL_ROW_BYTES = 4 * 128
+WINDOW_ROWS = 8192
+MOST_ROUTER_FEW_ROWS = 256
+
+
+@dataclass(frozen=True)
+class DecodePlan:
+    """Blocks of decode.cu for one of its products.
+
+    Attributes:
+        warps: of a block, 16 columns each.
+        shared: dynamic shared memory of a block.
+    """
+
+    warps: int
+    shared: int
+
+
+@dataclass(frozen=True)
+class PromptPlan:
+    """Blocks of prompt.cu.
+
+    Attributes:
+        rows: of a block at most.
+        middle: a row count with code of its own.
+        small: a smaller one.
+        wgmma: with the asynchronous instructions of compute capability 9.0.
+        resident: blocks an SM the compiler must leave registers for.
+        totals_shared: sums of chunks are kept in shared memory.
+        ring: bytes of shared memory for parts.
+        shared: dynamic shared memory of a block.
+    """
+
+    rows: int
+    middle: int
+    small: int
+    wgmma: bool
+    resident: int
+    totals_shared: bool
+    ring: int
+    shared: int
+
+
+def num_units(inputs: int) -> int:
+    """Units that inputs are cut into: chunks of 512, a rest of at most 128 joins the last."""
+    rest = inputs % CHUNK_INPUTS
+    return inputs // CHUNK_INPUTS + int(rest > _PART_INPUTS or inputs < CHUNK_INPUTS)
+
+
+def plan_decode(inputs: int, bits: int, blocks: int, processors: int) -> DecodePlan:
+    """Blocks of 128 columns, or of 64 where a few large ones would leave multiprocessors idle.
+
+    Args:
+        inputs: K of the product.
+        bits: the widest matrix.
+        blocks: busy blocks of 128 columns.
+        processors: multiprocessors of the device.
+    """
+    warps = 8 if blocks >= 8 * processors else 4
+    widest = inputs - CHUNK_INPUTS * (num_units(inputs) - 1)
+    width = max(widest, min(inputs, CHUNK_INPUTS))
+    weights = width // 16 * warps * 32 * bits
+    return DecodePlan(
+        warps=warps,
+        shared=_DECODE_TILE_ROWS * _DECODE_ROW_BYTES + weights,
+    )
+
+
+def decode_defines(warps: int, codebooks: int) -> dict[str, int]:
+    """Macros of decode.cu."""
+    return {"WARPS": warps, "RESIDENT": _DECODE_RESIDENT[warps], "CODEBOOK_MASK": codebooks}
+
+
+def plan_prompt(shared: int, *, wgmma: bool) -> PromptPlan:
+    """Blocks of 80 rows, two an SM; of 64, one an SM, where shared memory is smaller.
+
+    Experts of a 4,096-row chunk get 64 rows each on average, and a second block for one expert
+    decodes it again: 80 rows reach 97 % of them at random routing.
+
+    Args:
+        shared: bytes of shared memory a block may have.
+        wgmma: the device has the asynchronous instructions.
+    """
+    rows, middle, small = (80, 64, 32) if wgmma else (64, 32, 16)
+    resident, totals = (2, rows * _TOTAL_ROW_BYTES) if wgmma else (1, 0)
+    ring = (shared // resident - _STATIC_BYTES - totals) // 128 * 128
+    return PromptPlan(
+        rows=rows,
+        middle=middle,
+        small=small,
+        wgmma=wgmma,
+        resident=resident,
+        totals_shared=totals > 0,
+        ring=ring,
+        shared=ring + totals,
+    )
+
+
+def prompt_defines(plan: PromptPlan, codebooks: int) -> dict[str, int]:
+    """Macros of prompt.cu."""
+    return {
+        "ROWS": plan.rows,
+        "MIDDLE": plan.middle,
+        "SMALL": plan.small,
+        "RING_BYTES": plan.ring,
+        "WGMMA": int(plan.wgmma),
+        "RESIDENT": plan.resident,
+        "TOTALS_SHARED": int(plan.totals_shared),
+        "CODEBOOK_MASK": codebooks,
+    }
+
+
+def window_bounds(rows: int, places: int, experts: int, tile: int) -> tuple[int, int, int]:
+    """Windows of a call, rows of one and its items at most.
+
+    Args:
+        rows: T.
+        places: routed experts a row.
+        experts: routed experts of the layer.
+        tile: rows of an item.
+    """
+    routed = rows * places
+    most = routed + 7 * min(experts, routed) + 7 + -(-rows // 8) * 8
+    window = min(WINDOW_ROWS, -(-most // 8) * 8)
+    items = window // tile + min(experts + 1, window // 8) + 1
+    return -(-most // window), window, items
+
+
+@dataclass(frozen=True)
+class RouterPlan:
+    """Blocks of the router's products.
+
+    Attributes:
+        kernel: router_logits for few rows, router_logits_many for many.
+        row_tiles: of 8 rows a warp.
+        warps: of a block, 16 experts each.
+        stages: of 64 inputs in shared memory, of the second kernel.
+        split: chunks of inputs go to blocks of their own.
+        shared: dynamic shared memory of a block.
+    """
+
+    kernel: str
+    row_tiles: int
+    warps: int
+    stages: int
+    split: bool
+    shared: int
+
+
+def plan_router(rows: int, pieces: int, shared: int) -> RouterPlan:
+    """Blocks for so many rows and weights of so many bf16 pieces.
+
+    Args:
+        rows: T.
+        pieces: 1 for bf16 weights, 2 for fp16, 3 for fp32.
+        shared: bytes of shared memory a block may have.
+    """
+    if rows <= MOST_ROUTER_FEW_ROWS:
+        return RouterPlan("router_logits", 1 if rows <= 8 else 4, 2, 1, True, 0)
+    stage = 128 * (272 if pieces == 3 else 192) + 64 * 192
+    stages = min(3, (shared - _STATIC_BYTES) // stage)
+    return RouterPlan("router_logits_many", 8, 8, stages, False, stages * stage)
+
+
+def router_defines(plan: RouterPlan, pieces: int, experts: int) -> dict[str, int]:
+    """Macros of route.cu."""
+    return {
+        "PIECES": pieces,
+        "ROW_TILES": plan.row_tiles,
+        "WARPS": plan.warps,
+        "STAGES": plan.stages,
+        "PER_LANE": -(-experts // 32),
+    }

@@ -1,0 +1,432 @@
+// The experts of an MoE layer for many rows, in the bits of decode.cu: rows are brought together by
+// expert, and a block decodes 128 columns of a matrix once for up to ROWS of them.
+//
+// Rows of an expert start at a multiple of 8; a window is a run of these rows that is worked on at once.
+// Rotated inputs lie in tiles: [input / 128][row / 8][input % 128 / 8][row % 8][input % 8] fp16, so that
+// a part of 128 inputs of an item's rows is one run of bytes and the operand of the matrix
+// instructions. Pair p = row * (A + 1) + place; place A is the shared expert.
+//
+// Macros: ROWS of a block, SMALL and MIDDLE row counts worth code of their own, RING_BYTES for parts (two
+// of ROWS rows at 8 bits at least), WGMMA, RESIDENT blocks an SM at least, TOTALS_SHARED 1 to keep sums
+// of chunks in shared memory behind the ring, CODEBOOK_MASK codebooks in use.
+#include "../exl3/common.cuh"
+#include "tables.cuh"
+#if WGMMA
+#include "wgmma.cuh"
+#endif
+
+#define WARPS 8
+#define PART_INPUTS (16 * PART)
+#define GROUP_BYTES (8 * PART_INPUTS * 2)  // of 8 rows in a part
+#define MOST_STAGES 4
+#define MOST_EXPERTS 1024  // the shared one counted
+#define BATCH 8            // ids a thread asks for at once
+
+struct __align__(16) Item { int expert, first, count, unused; };
+
+// ---- who works with whom
+
+// Sum of `value` over the threads before this one; `total` over all of the block of 1,024.
+__device__ __forceinline__ int sum_before(int value, int* warp_sums, int& total) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  int upto = value;
+#pragma unroll
+  for (int step = 1; step < 32; step <<= 1) {
+    const int other = __shfl_up_sync(0xffffffffu, upto, step);
+    if (lane >= step) upto += other;
+  }
+  __syncthreads();
+  if (lane == 31) warp_sums[warp] = upto;
+  __syncthreads();
+  const int each = warp_sums[lane];
+  int before = lane < warp ? each : 0, all = each;
+#pragma unroll
+  for (int step = 16; step > 0; step >>= 1) {
+    before += __shfl_xor_sync(0xffffffffu, before, step);
+    all += __shfl_xor_sync(0xffffffffu, all, step);
+  }
+  total = all;
+  return before + upto - value;
+}
+__device__ __forceinline__ int id_of(const int* ids, const unsigned char* kept, int at, int end) {
+  return at >= end || (kept && !kept[at]) ? -1 : ids[at];
+}
+// Places pairs by expert: row_of_pair (-1: dropped), pair_of_row (-1: padding), expert_of_group of 8
+// rows, num_groups, and per window its items and their number. One block of 1,024.
+extern "C" __global__ void __launch_bounds__(1024) experts_group(
+    const int* ids, const unsigned char* kept, int* row_of_pair, int* pair_of_row, int* expert_of_group,
+    int* num_groups, Item* items, int* num_items,
+    int rows, int places, int experts, int windows, int window_rows, int most_items) {
+  __shared__ int counts[MOST_EXPERTS], starts[MOST_EXPERTS], warp_sums[32];
+  const int tid = threadIdx.x, all = rows * places;
+  let_consumer_start();
+  counts[tid] = tid == experts ? rows : 0;
+  wait_for_producer();
+  __syncthreads();
+  for (int first = tid; first < all; first += BATCH * 1024) {
+    int id[BATCH];
+#pragma unroll
+    for (int j = 0; j < BATCH; j++) id[j] = id_of(ids, kept, first + 1024 * j, all);
+#pragma unroll
+    for (int j = 0; j < BATCH; j++) {
+      const int i = first + 1024 * j;
+      if (i < all) row_of_pair[i + i / places] = id[j] < 0 ? -1 : atomicAdd(counts + id[j], 1);
+    }
+  }
+  __syncthreads();
+  const int count = counts[tid], padded = (count + 7) / 8 * 8;
+  int total, unused;
+  const int start = sum_before(padded, warp_sums, total);
+  starts[tid] = start;
+  if (tid == 0) *num_groups = total / 8;
+  for (int i = start + count; i < start + padded; i++) pair_of_row[i] = -1;
+  if (tid < experts)
+    for (int i = start; i < start + padded; i += 8) expert_of_group[i / 8] = tid;
+  for (int w = 0; w < windows; w++) {
+    const int low = max(start, w * window_rows), high = min(start + count, (w + 1) * window_rows);
+    const int num = max(high - low, 0), tiles = (num + ROWS - 1) / ROWS;
+    const int each = tiles ? ((num + tiles - 1) / tiles + 7) / 8 * 8 : 0;
+    int at = sum_before(tiles, warp_sums, unused);
+    if (tid == 0) num_items[w] = unused;
+    for (int i = 0; i < tiles; i++)
+      items[(u64)w * most_items + at + i] = {tid, low + i * each, min(each, num - i * each), 0};
+  }
+  __syncthreads();
+  const int shared_start = starts[experts];
+  for (int i = tid; i < rows; i += 1024) {
+    row_of_pair[i * (places + 1) + places] = shared_start + i;
+    pair_of_row[shared_start + i] = i * (places + 1) + places;
+    if (i % 8 == 0) expert_of_group[(shared_start + i) / 8] = experts;
+  }
+  for (int first = tid; first < all; first += BATCH * 1024) {
+    int id[BATCH], rank[BATCH];
+#pragma unroll
+    for (int j = 0; j < BATCH; j++) {
+      const int i = first + 1024 * j;
+      id[j] = id_of(ids, kept, i, all);
+      rank[j] = id[j] < 0 ? 0 : row_of_pair[i + i / places];
+    }
+#pragma unroll
+    for (int j = 0; j < BATCH; j++) {
+      const int pair = first + 1024 * j + (first + 1024 * j) / places;
+      if (id[j] < 0) continue;
+      row_of_pair[pair] = starts[id[j]] + rank[j];
+      pair_of_row[starts[id[j]] + rank[j]] = pair;
+    }
+  }
+}
+
+// Where a lane's 32 values of a part of a group of 8 rows go: four runs of 8, 64 apart.
+__device__ __forceinline__ u64 tiled(int group, int part, int groups) {
+  const int lane = threadIdx.x & 31;
+  return ((u64)part * groups + group) * (GROUP_BYTES / 2) + (lane & 3) * 256 + (lane >> 2) * 8;
+}
+// Rows of a window for gate and up; a warp takes a part of 8 rows. grid (row groups of a window, parts
+// / 8 up).
+extern "C" __global__ void __launch_bounds__(256) experts_rotate(
+    const Matrix* table, const u16* __restrict__ x, const int* pair_of_row, const int* expert_of_group,
+    const int* num_groups, u16* gate_x, u16* up_x, int places, int inputs, int first_group) {
+  const int lane = threadIdx.x & 31, part = blockIdx.y * 8 + (threadIdx.x >> 5), group = first_group + blockIdx.x;
+  let_consumer_start();
+  wait_for_producer();
+  if (group >= *num_groups || part >= inputs / PART_INPUTS) return;
+  const int pair = pair_of_row[group * 8 + (lane >> 2)], k = part * PART_INPUTS + 32 * (lane & 3);
+  const Matrix* m = table + expert_of_group[group] * 3;
+  const u64 to = tiled(blockIdx.x, part, gridDim.x);
+  uint4 packed[4] = {};  // rows of padding are zeros
+  if (pair >= 0)
+#pragma unroll
+    for (int i = 0; i < 4; i++) packed[i] = ((const uint4*)(x + (u64)(pair / (places + 1)) * inputs + k))[i];
+#pragma unroll 1
+  for (int which = 0; which < 2; which++) {
+    float v[32];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const u32 words[4] = {packed[i].x, packed[i].y, packed[i].z, packed[i].w};
+#pragma unroll
+      for (int j = 0; j < 8; j++)
+        v[8 * i + j] = __uint_as_float(j & 1 ? words[j / 2] & 0xffff0000u : words[j / 2] << 16);
+    }
+    rotate_wide(v, m[which].suh + k, (which ? up_x : gate_x) + to);
+  }
+}
+// Sums of gate and up [2][window rows][width] to the tiled input of down. grid (row groups of a window,
+// parts / 4 up).
+extern "C" __global__ void __launch_bounds__(128) experts_act_tiled(
+    const Matrix* table, const float* sums, const int* pair_of_row, const int* expert_of_group,
+    const int* num_groups, const float* weights, u16* out, int places, int width, int limit, int first_group) {
+  const int lane = threadIdx.x & 31, part = blockIdx.y * 4 + (threadIdx.x >> 5), group = first_group + blockIdx.x;
+  let_consumer_start();
+  wait_for_producer();
+  if (group >= *num_groups || part >= width / PART_INPUTS) return;
+  const int pair = pair_of_row[group * 8 + (lane >> 2)], column = part * PART_INPUTS + 32 * (lane & 3);
+  const int place = max(pair, 0) % (places + 1), row = max(pair, 0) / (places + 1);
+  const float weight = place == places ? 1.f : weights[row * places + place];
+  const Matrix* m = table + expert_of_group[group] * 3;
+  const u64 at = (u64)(blockIdx.x * 8 + (lane >> 2)) * width + column;
+  float gate[32], up[32];
+  finish_wide(gate, sums + at, m[0].svh + column);
+  finish_wide(up, sums + (u64)gridDim.x * 8 * width + at, m[1].svh + column);
+#pragma unroll
+  for (int i = 0; i < 32; i++)
+    gate[i] = round_bf16(activation(gate[i], up[i], weight, __int_as_float(limit)));
+  rotate_wide(gate, m[2].suh + column, out + tiled(blockIdx.x, part, gridDim.x));
+}
+
+// ---- products
+
+__device__ __forceinline__ void barrier_arrive(u32 at) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(at) : "memory");
+}
+__device__ __forceinline__ void barrier_end(u32 at) {
+  asm volatile("mbarrier.inval.shared.b64 [%0];" ::"r"(at) : "memory");
+}
+#if WGMMA
+// Rows in shared memory: 8 x 8 blocks of 128 bytes, neighbours along inputs, 8 rows GROUP_BYTES apart.
+__device__ __forceinline__ u64 rows_descriptor(u32 address) {
+  return (u64)((address >> 4) & 0x3fff) | (u64)(128 >> 4) << 16 | (u64)(GROUP_BYTES >> 4) << 32;
+}
+// Two k tiles a turn: their decoding overlaps itself and the products of the turn before.
+template <int CODEBOOK, int BITS, int TILES>
+__device__ __forceinline__ void multiply_part(
+    float acc[TILES][4], const u32* tiles, u32 x_at, const PlacesOf<BITS>& at) {
+  constexpr int PITCH = WARPS * 8 * BITS;
+  u32 w[2][2][4];
+  WordsOf<BITS> words[2];
+  load_words(words[0], tiles, at);
+  load_words(words[1], tiles + PITCH, at);
+#pragma unroll
+  for (int t = 0; t < PART; t += 2) {
+    u32(*turn)[4] = w[t / 2 % 2];
+    if (t >= 4) wgmma_wait<1>();  // the weights of two turns ago have been read
+    decode_tile<CODEBOOK>(words[0], at, turn[0]);
+    decode_tile<CODEBOOK>(words[1], at, turn[1]);
+    if (t + 2 < PART) {
+      load_words(words[0], tiles + (t + 2) * PITCH, at);
+      load_words(words[1], tiles + (t + 3) * PITCH, at);
+    }
+    wgmma_fence();
+    wgmma<TILES>(acc, turn[0], rows_descriptor(x_at + t * 256));
+    wgmma<TILES>(acc, turn[1], rows_descriptor(x_at + (t + 1) * 256));
+    wgmma_commit();
+  }
+  wgmma_wait<0>();
+}
+#else
+template <int CODEBOOK, int BITS, int TILES>
+__device__ __forceinline__ void multiply_part(
+    float acc[TILES][4], const u32* tiles, u32 x_at, const PlacesOf<BITS>& at) {
+  const u32 line = x_at + (threadIdx.x & 31) * 16;
+#pragma unroll
+  for (int t = 0; t < PART; t += 2) {
+    WordsOf<BITS> words0, words1;
+    load_words(words0, tiles + t * WARPS * 8 * BITS, at);
+    load_words(words1, tiles + (t + 1) * WARPS * 8 * BITS, at);
+    u32 w0[4], w1[4];
+    decode_tile<CODEBOOK>(words0, at, w0);
+    decode_tile<CODEBOOK>(words1, at, w1);
+#pragma unroll
+    for (int r = 0; r < TILES; r++) {
+      u32 b[4];
+      load_b(line + r * GROUP_BYTES + t * 256, b);
+      mma(acc[r], w0, b[0], b[1]);
+      mma(acc[r], w1, b[2], b[3]);
+    }
+  }
+}
+#endif
+
+// A ring of parts in shared memory: rows, then weights. As soon as all warps have left a part, one lane
+// of each asks for an eighth of the weights of the part that follows there, the first also for its rows.
+struct Ring {  // in shared memory: one lane of a warp reads it, registers are for the products
+  u64 full[MOST_STAGES], empty[MOST_STAGES];
+  const char *x, *weights;
+  u64 x_pitch, w_pitch;                 // bytes: of a part; of a k tile
+  u32 stage_bytes, x_bytes, w_bytes;    // w_bytes: of a k tile
+  int stages, parts, outputs, count;
+  float* y;                             // of the item's first row and the block's first column
+};
+__device__ __forceinline__ void ask_for_part(const Ring& ring, u32 ring_at, int part, int stage) {
+  if ((threadIdx.x & 31) != 0) return;
+  const int warp = threadIdx.x >> 5;
+  const u32 to = ring_at + stage * ring.stage_bytes, full = smem_address(ring.full) + 8 * stage;
+  if (warp == 0) {
+    barrier_expect(full, ring.stage_bytes);
+    bulk_copy(to, ring.x + part * ring.x_pitch, ring.x_bytes, full);
+  }
+  bulk_copy(to + ring.x_bytes + warp * ring.w_bytes, ring.weights + (part * PART + warp) * ring.w_pitch,
+            ring.w_bytes, full);
+}
+// All inputs through 128 columns.
+template <int CODEBOOK, int BITS, int TILES>
+__device__ __forceinline__ void multiply_item(const Ring& ring, unsigned char* shared) {
+  const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31;
+  const PlacesOf<BITS> at = places_of<BITS>(lane);
+  const u32 shared_at = smem_address(shared), full = smem_address(ring.full), empty = smem_address(ring.empty);
+  const int stages = ring.stages, parts = ring.parts, stage_bytes = ring.stage_bytes, x_bytes = ring.x_bytes;
+  const int lag = stages > 3 ? 2 : 1;  // parts that slower warps may be behind
+#if TOTALS_SHARED
+  float4* total = (float4*)(shared + RING_BYTES) + tid;
+#else
+  float total[TILES][4] = {};
+#endif
+  for (int part = 0; part < min(stages, parts); part++) ask_for_part(ring, shared_at, part, part);
+  int stage = 0, parity = 0, free_stage = 0, free_parity = 0;
+  for (int part = 0; part < parts;) {
+    float acc[TILES][4] = {};
+    const int last = min(part + CHUNK / PART_INPUTS, parts);
+    const bool first_chunk = part == 0;
+#pragma unroll 1
+    for (; part < last; part++) {
+      if (part >= lag) {
+        if (part - lag + stages < parts) {
+          barrier_wait(empty + 8 * free_stage, free_parity);
+          ask_for_part(ring, shared_at, part - lag + stages, free_stage);
+        }
+        if (++free_stage == stages) { free_stage = 0; free_parity ^= 1; }
+      }
+      barrier_wait(full + 8 * stage, parity);
+      const u32 from = stage * stage_bytes;
+      const u32* tiles = (const u32*)(shared + from + x_bytes) + warp * 8 * BITS;
+      multiply_part<CODEBOOK, BITS, TILES>(acc, tiles, shared_at + from, at);
+      __syncwarp();
+      if (lane == 0) barrier_arrive(empty + 8 * stage);
+      if (++stage == stages) { stage = 0; parity ^= 1; }
+    }
+#pragma unroll
+    for (int r = 0; r < TILES; r++) {
+#if TOTALS_SHARED
+      float4 t = make_float4(acc[r][0], acc[r][1], acc[r][2], acc[r][3]);
+      if (!first_chunk) {
+        const float4 before = total[r * 32 * WARPS];
+        t = make_float4(before.x + t.x, before.y + t.y, before.z + t.z, before.w + t.w);
+      }
+      total[r * 32 * WARPS] = t;
+#else
+#pragma unroll
+      for (int i = 0; i < 4; i++) total[r][i] = first_chunk ? acc[r][i] : total[r][i] + acc[r][i];
+#endif
+    }
+  }
+  const int outputs = ring.outputs, count = ring.count;
+  float* y = ring.y + (u64)(2 * (lane & 3)) * outputs + warp * 16 + (lane >> 2);
+#pragma unroll
+  for (int r = 0; r < TILES; r++, y += (u64)8 * outputs) {
+#if TOTALS_SHARED
+    const float4 t4 = total[r * 32 * WARPS];
+    const float t[4] = {t4.x, t4.y, t4.z, t4.w};
+#else
+    const float(&t)[4] = total[r];
+#endif
+    const int row = r * 8 + 2 * (lane & 3);
+    if (row < count) { y[0] = t[0]; y[8] = t[2]; }
+    if (row + 1 < count) { y[outputs] = t[1]; y[outputs + 8] = t[3]; }
+  }
+}
+#define CASE(c, b) \
+  case 16 * c + b: \
+    if (count > MIDDLE) multiply_item<c, b, ROWS / 8>(ring, shared); \
+    else if (count > SMALL) multiply_item<c, b, MIDDLE / 8>(ring, shared); \
+    else multiply_item<c, b, SMALL / 8>(ring, shared); \
+    break;
+#define CASES(c) CASE(c, 1) CASE(c, 2) CASE(c, 3) CASE(c, 4) CASE(c, 5) CASE(c, 6) CASE(c, 7) CASE(c, 8)
+__device__ __forceinline__ void multiply_any(int kind, int count, const Ring& ring, unsigned char* shared) {
+  switch (kind) {
+#if CODEBOOK_MASK & 1
+    CASES(0)
+#endif
+#if CODEBOOK_MASK & 2
+    CASES(1)
+#endif
+#if CODEBOOK_MASK & 4
+    CASES(2)
+#endif
+  }
+}
+__device__ __forceinline__ void start_barriers(Ring& ring, bool again) {
+  for (int i = 0; i < MOST_STAGES; i++) {
+    const u32 full_at = smem_address(ring.full + i), empty_at = smem_address(ring.empty + i);
+    if (again) { barrier_end(full_at); barrier_end(empty_at); }
+    barrier_init(full_at, 1);
+    barrier_init(empty_at, WARPS);
+  }
+  barriers_ready();
+}
+// Products of a window, sums before their rotation: y [1 or 2][window rows][outputs] fp32, gate and up
+// where `hidden`, else down. A block takes every gridDim.y-th item. grid (matrices * outputs / 128, any).
+extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT) experts_tiles(
+    const Matrix* table, const Item* items, const int* num_items, const u16* x0, const u16* x1, float* y,
+    int inputs, int outputs, int hidden, int first_row, int window_rows) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  __shared__ Ring ring;
+  const int column_blocks = outputs / 128, which = (int)blockIdx.x >= column_blocks;
+  const int column_block = blockIdx.x - which * column_blocks;
+  let_consumer_start();
+  wait_for_producer();
+  const int num = *num_items;
+  for (int index = blockIdx.y; index < num; index += gridDim.y) {
+    const Item item = items[index];
+    const Matrix m = table[item.expert * 3 + (hidden ? which : 2)];
+    const bool again = index != (int)blockIdx.y;
+    if (again) __syncthreads();
+    if (threadIdx.x == 0) {
+      const int row0 = item.first - first_row;
+      start_barriers(ring, again);
+      ring.parts = inputs / PART_INPUTS; ring.outputs = outputs; ring.count = item.count;
+      ring.x_bytes = (item.count + 7) / 8 * GROUP_BYTES; ring.w_bytes = WARPS * 32 * m.bits;
+      ring.stage_bytes = ring.x_bytes + PART * ring.w_bytes;
+      ring.stages = min(MOST_STAGES, RING_BYTES / ring.stage_bytes);
+      ring.x = (const char*)(which ? x1 : x0) + (u64)(row0 / 8) * GROUP_BYTES;
+      ring.x_pitch = (u64)(window_rows / 8) * GROUP_BYTES;
+      ring.w_pitch = (u64)(outputs / 16) * 32 * m.bits;
+      ring.weights = (const char*)m.trellis + (u64)column_block * ring.w_bytes;
+      ring.y = y + ((u64)which * window_rows + row0) * outputs + column_block * 128;
+    }
+    __syncthreads();
+    multiply_any(m.codebook * 16 + m.bits, item.count, ring, shared);
+  }
+}
+
+// Finishes a window's outputs and adds them onto those of the windows before it; the last one rounds to
+// bf16. Experts ascend over windows and places. A warp takes 128 columns of 8 rows. grid (outputs / 512
+// up, rows / 8 up).
+extern "C" __global__ void __launch_bounds__(128) experts_add(
+    const Matrix* table, const float* sums, const int* row_of_pair, const int* expert_of_group,
+    float* total, u16* out, int rows, int places, int outputs, int first_row, int window_rows, int last) {
+  const int lane = threadIdx.x & 31, row = blockIdx.y * 8 + (lane >> 2);
+  const int column = (blockIdx.x * 4 + (threadIdx.x >> 5)) * 128 + 32 * (lane & 3);
+  let_consumer_start();
+  wait_for_producer();
+  if (column >= outputs) return;
+  const int* own = row_of_pair + row * (places + 1);
+  u32 here = 0;  // places with outputs in this window
+  if (row < rows)
+    for (int place = 0; place <= places; place++) {
+      const int from = own[place] - first_row;
+      if (from >= 0 && from < window_rows) here |= 1u << place;
+    }
+  const u64 at = (u64)row * outputs + column;
+  float sum[32] = {};
+  if (first_row > 0 && row < rows)
+#pragma unroll
+    for (int i = 0; i < 32; i += 4) {
+      const float4 t = *(const float4*)(total + at + i);
+      sum[i] = t.x; sum[i + 1] = t.y; sum[i + 2] = t.z; sum[i + 3] = t.w;
+    }
+  while (__any_sync(0xffffffffu, here)) {
+    const bool mine = here != 0;
+    const int from = mine ? own[__ffs(here) - 1] : first_row;
+    here &= here - 1;
+    float v[32];
+    finish_wide(v, sums + (u64)(from - first_row) * outputs + column, table[expert_of_group[from / 8] * 3 + 2].svh + column);
+    if (mine)
+#pragma unroll
+      for (int i = 0; i < 32; i++) sum[i] += v[i];
+  }
+  if (row >= rows) return;
+#pragma unroll
+  for (int i = 0; i < 32; i += 4) {
+    if (last) *(uint2*)(out + at + i) = bf16_four(sum + i);
+    else *(float4*)(total + at + i) = make_float4(sum[i], sum[i + 1], sum[i + 2], sum[i + 3]);
+  }
+}

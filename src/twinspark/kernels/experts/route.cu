@@ -1,0 +1,278 @@
+// Router of an MoE layer: logits on tensor cores, then the choice of experts.
+//
+// Weights enter the products exactly, as one to three bf16 pieces that sum to them; rows are bf16. Sums
+// follow one order at every row count: 16 inputs an instruction inside a chunk of 512, pieces in turn,
+// chunks ascending. Which input goes to which place inside 32 does not matter as long as both operands
+// agree, so a lane reads 16 bytes.
+//
+// Macros: PIECES 1 (bf16 weights), 2 (fp16) or 3 (fp32), ROW_TILES of 8 rows a warp, WARPS of a block
+// (16 experts each), PER_LANE experts a lane of router_select, STAGES of router_logits_many.
+#include "../exl3/common.cuh"
+
+#define MOST_PLACES 16
+#define STEPS (CHUNK / 32)
+#define AHEAD (ROW_TILES == 1 ? STEPS : ROW_TILES <= 4 ? 8 : 4)  // steps whose weights are asked for at once
+
+#if PIECES == 3
+struct Eight { uint4 a, b; };
+#else
+struct Eight { uint4 a; };
+#endif
+
+__device__ __forceinline__ Eight load_eight(const void* weights, u64 at, bool there) {
+  Eight v;
+  v.a = make_uint4(0, 0, 0, 0);
+#if PIECES == 3
+  v.b = v.a;
+  if (there) { v.a = ((const uint4*)weights)[at / 4]; v.b = ((const uint4*)weights)[at / 4 + 1]; }
+#else
+  if (there) v.a = ((const uint4*)weights)[at / 8];
+#endif
+  return v;
+}
+__device__ __forceinline__ float widened(u32 pair, int high) {
+  return __uint_as_float(high ? pair & 0xffff0000u : pair << 16);
+}
+// The pair `i` of eight weights as bf16 pieces, largest first.
+__device__ __forceinline__ void pieces_of(const Eight& v, int i, u32 out[PIECES]) {
+#if PIECES == 1
+  out[0] = i == 0 ? v.a.x : i == 1 ? v.a.y : i == 2 ? v.a.z : v.a.w;
+#else
+  float lo, hi;
+#if PIECES == 2
+  const u32 w = i == 0 ? v.a.x : i == 1 ? v.a.y : i == 2 ? v.a.z : v.a.w;
+  lo = half_to_float(w & 0xffff); hi = half_to_float(w >> 16);
+#else
+  const uint4 w = i < 2 ? v.a : v.b;
+  lo = __uint_as_float(i % 2 ? w.z : w.x); hi = __uint_as_float(i % 2 ? w.w : w.y);
+#endif
+#pragma unroll
+  for (int p = 0; p < PIECES; p++) {
+    out[p] = to_bf162(lo, hi);
+    lo -= widened(out[p], 0); hi -= widened(out[p], 1);
+  }
+#endif
+}
+__device__ __forceinline__ void mma_bf16(float c[4], const u32 a[4], u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+// 32 inputs of 16 experts by ROW_TILES tiles of rows.
+__device__ __forceinline__ void multiply_step(
+    float acc[ROW_TILES][4], const Eight& low, const Eight& high, const uint4 x[ROW_TILES]) {
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    u32 a[4][PIECES];
+    pieces_of(low, 2 * half, a[0]); pieces_of(high, 2 * half, a[1]);
+    pieces_of(low, 2 * half + 1, a[2]); pieces_of(high, 2 * half + 1, a[3]);
+#pragma unroll
+    for (int p = 0; p < PIECES; p++) {
+      const u32 piece[4] = {a[0][p], a[1][p], a[2][p], a[3][p]};
+#pragma unroll
+      for (int r = 0; r < ROW_TILES; r++)
+        mma_bf16(acc[r], piece, half ? x[r].z : x[r].x, half ? x[r].w : x[r].y);
+    }
+  }
+}
+
+__device__ __forceinline__ void store_logits(
+    const float sums[ROW_TILES][4], float* logits, int row0, int expert, int rows, int experts) {
+  const int q = threadIdx.x & 3;
+#pragma unroll
+  for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const int row = row0 + r * 8 + 2 * q + (i & 1), e = expert + 8 * (i >> 1);
+      if (row < rows && e < experts) logits[(u64)row * experts + e] = sums[r][i];
+    }
+}
+
+// x [rows][inputs] bf16, `x_pitch` apart; logits [parts][rows][experts]. grid (16 * WARPS experts, parts,
+// 8 * ROW_TILES rows): as many parts as chunks, or 1 that holds the sum over chunks.
+extern "C" __global__ void __launch_bounds__(32 * WARPS) router_logits(
+    const void* __restrict__ weights, const u16* __restrict__ x, float* __restrict__ logits,
+    int rows, int experts, int inputs, int x_pitch) {
+  const int lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
+  const int expert = (blockIdx.x * WARPS + (threadIdx.x >> 5)) * 16 + g, row0 = blockIdx.z * 8 * ROW_TILES;
+  const int num_chunks = (inputs + CHUNK - 1) / CHUNK, split = gridDim.y > 1;
+  const int first = split ? blockIdx.y : 0, end = split ? first + 1 : num_chunks;
+  float total[ROW_TILES][4];
+  let_consumer_start();
+#pragma unroll 1
+  for (int chunk = first; chunk < end; chunk++) {
+    const int steps = min(CHUNK, inputs - chunk * CHUNK) / 32;
+    float acc[ROW_TILES][4] = {};
+#pragma unroll 1
+    for (int step0 = 0; step0 < steps; step0 += AHEAD) {
+      Eight low[AHEAD], high[AHEAD];
+#pragma unroll
+      for (int i = 0; i < AHEAD; i++) {
+        const u64 k = chunk * CHUNK + (step0 + i) * 32 + 8 * q;
+        low[i] = load_eight(weights, (u64)expert * inputs + k, step0 + i < steps && expert < experts);
+        high[i] = load_eight(weights, (u64)(expert + 8) * inputs + k, step0 + i < steps && expert + 8 < experts);
+      }
+      if (chunk == first && step0 == 0) wait_for_producer();
+#pragma unroll
+      for (int i = 0; i < AHEAD; i++) {
+        uint4 b[ROW_TILES];
+#pragma unroll
+        for (int r = 0; r < ROW_TILES; r++) {
+          const int row = row0 + r * 8 + g;
+          b[r] = make_uint4(0, 0, 0, 0);
+          if (row < rows && step0 + i < steps)
+            b[r] = *(const uint4*)(x + (u64)row * x_pitch + chunk * CHUNK + (step0 + i) * 32 + 8 * q);
+        }
+        if (step0 + i < steps) multiply_step(acc, low[i], high[i], b);
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) total[r][i] = chunk == first ? acc[r][i] : total[r][i] + acc[r][i];
+  }
+  store_logits(total, logits + (u64)blockIdx.y * rows * experts, row0, expert, rows, experts);
+}
+
+// The same for many rows: weights and rows of 64 inputs at a time in shared memory. grid (16 * WARPS
+// experts, 8 * ROW_TILES rows).
+#define TILE_INPUTS 64
+#define X_LINE (2 * TILE_INPUTS + 64)  // bytes of a row; these pitches spread 16-byte reads over all banks
+#define W_LINE (PIECES == 3 ? 4 * TILE_INPUTS + 16 : X_LINE)
+#define W_VALUE (PIECES == 3 ? 4 : 2)
+#define STAGE_BYTES (16 * WARPS * W_LINE + 8 * ROW_TILES * X_LINE)
+
+__device__ __forceinline__ void copy_lines(
+    u32 to, const char* from, int lines, int there, int bytes, int line, u64 pitch) {
+  const int each = bytes / 16;
+  for (int i = threadIdx.x; i < lines * each; i += 32 * WARPS) {
+    const int l = i / each, at = (i - l * each) * 16, size = l < there ? 16 : 0;  // zeros past the end
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + l * line + at),
+                 "l"(from + (l < there ? l * pitch : 0) + at), "r"(size) : "memory");
+  }
+}
+extern "C" __global__ void __launch_bounds__(32 * WARPS) router_logits_many(
+    const void* __restrict__ weights, const u16* __restrict__ x, float* __restrict__ logits,
+    int rows, int experts, int inputs, int x_pitch) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, q = lane & 3;
+  const int expert0 = blockIdx.x * 16 * WARPS, row0 = blockIdx.y * 8 * ROW_TILES, tiles = inputs / TILE_INPUTS;
+  const char* w_from = (const char*)weights + (u64)expert0 * inputs * W_VALUE;
+  const char* x_from = (const char*)(x + (u64)row0 * x_pitch);
+  float acc[ROW_TILES][4] = {}, total[ROW_TILES][4];
+  let_consumer_start();
+  wait_for_producer();
+  for (int tile = 0; tile < tiles + STAGES - 1; tile++) {
+    if (tile < tiles) {
+      const u32 to = smem_address(shared) + tile % STAGES * STAGE_BYTES;
+      copy_lines(to, w_from + tile * TILE_INPUTS * W_VALUE, 16 * WARPS, experts - expert0, TILE_INPUTS * W_VALUE,
+                 W_LINE, (u64)inputs * W_VALUE);
+      copy_lines(to + 16 * WARPS * W_LINE, x_from + tile * TILE_INPUTS * 2, 8 * ROW_TILES, rows - row0,
+                 TILE_INPUTS * 2, X_LINE, (u64)x_pitch * 2);
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    const int now = tile - STAGES + 1;
+    if (now < 0) continue;
+    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
+    __syncthreads();
+    const unsigned char* at = shared + now % STAGES * STAGE_BYTES;
+    const unsigned char* w_at = at + (16 * warp + g) * W_LINE + q * 8 * W_VALUE;
+    const unsigned char* x_at = at + 16 * WARPS * W_LINE + g * X_LINE + q * 16;
+#pragma unroll
+    for (int step = 0; step < TILE_INPUTS / 32; step++) {
+      uint4 b[ROW_TILES];
+#pragma unroll
+      for (int r = 0; r < ROW_TILES; r++) b[r] = *(const uint4*)(x_at + r * 8 * X_LINE + step * 64);
+      const Eight* low = (const Eight*)(w_at + step * 32 * W_VALUE);
+      multiply_step(acc, *low, *(const Eight*)((const unsigned char*)low + 8 * W_LINE), b);
+    }
+    if ((now + 1) % (CHUNK / TILE_INPUTS) == 0 || now == tiles - 1) {
+      const bool first = now < CHUNK / TILE_INPUTS;
+#pragma unroll
+      for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          total[r][i] = first ? acc[r][i] : total[r][i] + acc[r][i];
+          acc[r][i] = 0.f;
+        }
+    }
+    __syncthreads();
+  }
+  store_logits(total, logits, row0, expert0 + 16 * warp + g, rows, experts);
+}
+
+__device__ __forceinline__ u32 ordered(float v) {  // larger values, larger numbers
+  const u32 b = __float_as_uint(v);
+  return b & 0x80000000u ? ~b : b | 0x80000000u;
+}
+// A block chooses for one row: the `places` largest sums of score and bias, equal ones by lower id. ids
+// [rows][places] ascend; weights are scores over their ascending sum, times `scale`. `marked` rows
+// (null: none) take `marked_bias`. grid (rows).
+extern "C" __global__ void __launch_bounds__(128) router_select(
+    const float* __restrict__ logits, const float* __restrict__ bias, const float* __restrict__ marked_bias,
+    const unsigned char* marked, int* __restrict__ ids, float* __restrict__ weights,
+    int rows, int experts, int parts, int places, int scale, int temperature) {
+  __shared__ float scores[32 * PER_LANE];
+  __shared__ u32 keys[32 * PER_LANE];
+  __shared__ int chosen_id[MOST_PLACES];
+  __shared__ float chosen_score[MOST_PLACES];
+  let_consumer_start();
+  const int lane = threadIdx.x & 31, row = blockIdx.x;
+  wait_for_producer();
+  const float* own = marked && marked[row] ? marked_bias : bias;
+  for (int expert = threadIdx.x; expert < 32 * PER_LANE; expert += 128) {
+    u32 key = 0;  // smaller than that of any number
+    if (expert < experts) {
+      const float* p = logits + (u64)row * experts + expert;
+      float logit = 0.f;
+      for (int part = 0; part < parts; part += 10) {
+        float v[10];
+#pragma unroll
+        for (int i = 0; i < 10; i++)
+          if (part + i < parts) v[i] = p[(u64)(part + i) * rows * experts];
+#pragma unroll
+        for (int i = 0; i < 10; i++)
+          if (part + i < parts) logit = part + i == 0 ? v[i] : logit + v[i];
+      }
+      logit /= __int_as_float(temperature);
+      const float score = sqrtf(fmaxf(logit, 0.f) + log1pf(expf(-fabsf(logit))));
+      scores[expert] = score;
+      key = ordered(score + own[expert]);
+    }
+    keys[expert] = key;
+  }
+  __syncthreads();
+  if (threadIdx.x >= 32) return;
+  u32 key[PER_LANE];
+#pragma unroll
+  for (int i = 0; i < PER_LANE; i++) key[i] = keys[32 * i + lane];
+  u32 mine = 0;  // chosen experts of this lane, by i
+  for (int place = 0; place < places; place++) {
+    u32 best = 0;
+    int at = 32;  // none left
+#pragma unroll
+    for (int i = 0; i < PER_LANE; i++)
+      if (!(mine >> i & 1) && (key[i] > best || at == 32)) { best = key[i]; at = i; }
+    const u32 most = __reduce_max_sync(0xffffffffu, at < 32 ? best : 0);
+    const u32 expert = __reduce_min_sync(0xffffffffu, at < 32 && best == most ? 32 * at + lane : ~0u);
+    if ((expert & 31) == lane) mine |= 1u << (expert >> 5);
+  }
+  int before = 0;
+#pragma unroll
+  for (int i = 0; i < PER_LANE; i++) {
+    const u32 those = __ballot_sync(0xffffffffu, mine >> i & 1);
+    if (mine >> i & 1) {
+      const int place = before + __popc(those & ((1u << lane) - 1));
+      chosen_id[place] = 32 * i + lane;
+      chosen_score[place] = scores[32 * i + lane];
+    }
+    before += __popc(those);
+  }
+  __syncwarp();
+  float sum = chosen_score[0];
+  for (int place = 1; place < places; place++) sum += chosen_score[place];
+  if (lane < places) {
+    ids[row * places + lane] = chosen_id[lane];
+    weights[row * places + lane] = chosen_score[lane] / (sum + 1e-20f) * __int_as_float(scale);
+  }
+}

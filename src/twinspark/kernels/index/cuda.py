@@ -1,0 +1,268 @@
+"""The index search on CUDA devices: three launches a group of rows (queries, scores, choice).
+
+A score's bits depend on its query and key only, a choice on its row's scores; nothing here waits
+for the device. Memory that grows with rows times entries stays within `Wanted.scratch_bytes`.
+Arithmetic is in queries.cu, scores.cu and select.cu. Letters: T rows, N index heads, P rotated
+pairs, K chosen entries, B candidate blocks. Read next: `kernels/cuda/launch.py`.
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from twinspark.kernels.cuda.launch import (
+    CudaModule,
+    capability,
+    num_processors,
+    shared_bytes,
+    why_not_launch,
+)
+from twinspark.kernels.index.pages import KeyPages, Selected, Wanted
+
+QUERIES_SOURCE = Path(__file__).with_name("queries.cu")
+SCORES_SOURCE = Path(__file__).with_name("scores.cu")
+SELECT_SOURCE = Path(__file__).with_name("select.cu")
+WIDTH = 128
+_TILE = 64  # entries; as TILE in common.cuh
+_ROW_TILE = 8
+_HELD_VALUES = 32768  # MOST in select.cu
+_MOST_BLOCKS = 2048  # MOST_CHOSEN there
+SELECT_SHARED = (128 + 8 * 4096 + 4 * 2048, 128 + 8 * 4096 + 4 * 2048 + 4 * 1024 * 33)
+"""Bytes of shared memory of select.cu, without and with values staged."""
+
+_RESIDENT = 5  # blocks a multiprocessor has registers for
+_SYSTEM_SHARED = 1280  # bytes of shared memory a block takes besides what it is given
+
+
+@dataclass(frozen=True)
+class Queries:
+    """Rows that search, all on one CUDA device; contiguous along every axis but the first.
+
+    Attributes:
+        q_TNH: bf16 [T, N, 128], not yet rotated.
+        w_TN: bf16 [T, N], not yet scaled.
+        cos_TP: fp32 [T, P].
+        sin_TP: fp32 [T, P].
+        scale: of the weights.
+        visible_T: int32 [T].
+        slots_T: int32 [T].
+        candidates_TB: int32 [T, B], or None.
+    """
+
+    q_TNH: Tensor
+    w_TN: Tensor
+    cos_TP: Tensor
+    sin_TP: Tensor
+    scale: float
+    visible_T: Tensor
+    slots_T: Tensor
+    candidates_TB: Tensor | None
+
+    def part(self, rows: slice) -> "Queries":
+        """Some of the rows."""
+        return replace(
+            self,
+            q_TNH=self.q_TNH[rows],
+            w_TN=self.w_TN[rows],
+            cos_TP=self.cos_TP[rows],
+            sin_TP=self.sin_TP[rows],
+            visible_T=self.visible_T[rows],
+            slots_T=self.slots_T[rows],
+            candidates_TB=None if self.candidates_TB is None else self.candidates_TB[rows],
+        )
+
+
+def why_not_index_cuda(q_TNH: Tensor, keys: KeyPages, wanted: Wanted) -> str | None:
+    """Why this body cannot search, or None when it can."""
+    heads, width = q_TNH.shape[1:]
+    size, blocks = wanted.block_size, wanted.top_blocks
+    most_blocks = min(_HELD_VALUES * size // _TILE, _MOST_BLOCKS)
+    if q_TNH.dtype != torch.bfloat16 or keys.dtype != torch.bfloat16:
+        return f"it takes bfloat16 values, these are {q_TNH.dtype} and {keys.dtype}"
+    if width != WIDTH or heads % 2 or not 2 <= heads <= 32:
+        return f"it takes an even number of up to 32 heads of 128 values, not {heads} of {width}"
+    if keys.packed and keys.page_rows % 4:
+        return f"packed pages need a multiple of 4 rows, these have {keys.page_rows}"
+    if size not in (1, 2, 4, 8):
+        return f"candidate blocks have 1, 2, 4 or 8 entries, not {size}"
+    if wanted.k > _HELD_VALUES // _TILE or blocks > most_blocks:
+        return f"it chooses up to 512 entries and {most_blocks} blocks, not {wanted.k} and {blocks}"
+    if wanted.max_entries > _HELD_VALUES * _TILE:
+        return f"it searches up to {_HELD_VALUES * _TILE} entries, not {wanted.max_entries}"
+    return why_not_launch(q_TNH.device)
+
+
+def select_cuda(queries: Queries, page_table: Tensor, keys: KeyPages, wanted: Wanted) -> Selected:
+    """Search for all rows, as many at a time as the scratch holds; see `select_entries`."""
+    num, device = len(queries.q_TNH), queries.q_TNH.device
+    entries_TK = torch.empty(num, wanted.k, dtype=torch.int32, device=device)
+    physical_TK = torch.empty_like(entries_TK)
+    blocks_TB = None
+    if wanted.num_blocks:
+        blocks_TB = torch.empty(num, wanted.num_blocks, dtype=torch.int32, device=device)
+    pitch = row_pitch(wanted)
+    group = max(num, 1) if takes_all(wanted) else rows_at_once(wanted, pitch)
+    with torch.cuda.device(device):
+        for first in range(0, num, group):
+            rows = slice(first, first + group)
+            into = Selected(
+                entries_TK[rows], physical_TK[rows], None if blocks_TB is None else blocks_TB[rows]
+            )
+            _search(queries.part(rows), page_table, keys, wanted, pitch, into)
+    return Selected(entries_TK, physical_TK, blocks_TB)
+
+
+def takes_all(wanted: Wanted) -> bool:
+    """Whether rows take all they see, so that there is nothing to score."""
+    return wanted.candidates_TB is None and wanted.max_entries <= wanted.k and not wanted.num_blocks
+
+
+def row_pitch(wanted: Wanted) -> int:
+    """Positions a row has scores for, in whole tiles."""
+    positions = wanted.max_entries
+    if wanted.candidates_TB is not None:
+        blocks = -(-wanted.max_entries // wanted.block_size)
+        positions = min(blocks, wanted.candidates_TB.shape[1]) * wanted.block_size
+    return max(1, -(-positions // _TILE)) * _TILE
+
+
+def rows_at_once(wanted: Wanted, pitch: int) -> int:
+    """Rows whose scores, and what is taken of them, fit into the scratch."""
+    values = pitch + pitch // _TILE + (pitch // wanted.block_size if wanted.num_blocks else 0)
+    rows = max(1, wanted.scratch_bytes // (4 * values))
+    return rows if rows < 8 else rows // 8 * 8
+
+
+def cuda_variants(
+    heads: int, *, packed: bool, shared: int, wgmma: bool
+) -> Iterator[tuple[Path, dict[str, int]]]:
+    """What searches of a model may compile on a device: (source, macros).
+
+    Args:
+        heads: N.
+        packed: how keys are stored.
+        shared: bytes of shared memory that a block may have.
+        wgmma: the device has the asynchronous matrix instructions of compute capability 9.0.
+    """
+    yield QUERIES_SOURCE, {"HEADS": heads}
+    yield SELECT_SOURCE, {"STAGED": int(SELECT_SHARED[1] <= shared)}
+    for gathered in (False, True):
+        defines = scores_defines(heads, packed=packed, gathered=gathered, wgmma=wgmma)
+        yield SCORES_SOURCE, defines
+
+
+def scores_defines(heads: int, *, packed: bool, gathered: bool, wgmma: bool) -> dict[str, int]:
+    """Macros of scores.cu."""
+    return {
+        "HEADS": heads,
+        "PACKED": int(packed),
+        "GATHERED": int(gathered),
+        "WGMMA": int(wgmma),
+    }
+
+
+def scores_shared(heads: int, held: int, *, packed: bool) -> int:
+    """Bytes of shared memory of a block of scores.cu: two tiles of keys, `held` rows' queries."""
+    query = -(-heads // 8) * (1024 + 4 * 16 + 4 * 8)
+    return 2 * _TILE * (68 if packed else 4) + _TILE * 8 + held * query
+
+
+def resident_blocks(shared: int, processor_shared: int) -> int:
+    """Blocks of scores.cu that one multiprocessor takes at once."""
+    return max(1, min(_RESIDENT, processor_shared // (shared + _SYSTEM_SHARED)))
+
+
+@cache
+def _processor_shared(index: int) -> int:
+    return int(torch.cuda.get_device_properties(index).shared_memory_per_multiprocessor)
+
+
+@cache
+def _module(source: Path, index: int, defines: tuple[tuple[str, int], ...]) -> CudaModule:
+    return CudaModule(source, index, dict(defines))
+
+
+def _search(
+    rows: Queries,
+    page_table: Tensor,
+    keys: KeyPages,
+    wanted: Wanted,
+    pitch: int,
+    into: Selected,
+) -> None:
+    num, device = len(rows.q_TNH), rows.q_TNH.device
+
+    def floats(width: int) -> Tensor:
+        return torch.empty(num, width, dtype=torch.float32, device=device)
+
+    scores = tile_max = block_max = None
+    if not takes_all(wanted):
+        scores, tile_max = floats(pitch), floats(pitch // _TILE)
+        block_max = floats(pitch // wanted.block_size) if wanted.num_blocks else None
+        _score(rows, page_table, keys, wanted, pitch, (scores, tile_max, block_max))
+    candidates = -1 if rows.candidates_TB is None else rows.candidates_TB.shape[1]
+    staged = SELECT_SHARED[1] <= shared_bytes(device.index)
+    module = _module(SELECT_SOURCE, device.index, (("STAGED", int(staged)),))
+    module.launch(
+        "index_select",
+        (num, 1 if block_max is None else 2, 1),
+        1024,
+        (
+            scores, tile_max, block_max, rows.visible_T, rows.slots_T, page_table,
+            rows.candidates_TB, into.entries_TK, into.physical_TK, into.blocks_TB, wanted.k,
+            wanted.num_blocks, wanted.block_size.bit_length() - 1, pitch, wanted.max_entries,
+            candidates, page_table.shape[1], keys.page_rows,
+        ),
+        shared=SELECT_SHARED[staged],
+    )  # fmt: skip
+
+
+def _score(
+    rows: Queries,
+    page_table: Tensor,
+    keys: KeyPages,
+    wanted: Wanted,
+    pitch: int,
+    out: tuple[Tensor, Tensor, Tensor | None],
+) -> None:
+    num, heads, _ = rows.q_TNH.shape
+    device, index = rows.q_TNH.device, rows.q_TNH.device.index
+    numbers = torch.empty(num, heads * WIDTH, dtype=torch.int8, device=device)
+    weights = torch.empty(num, heads, 2, dtype=torch.float32, device=device)
+    below = torch.empty(num, heads, dtype=torch.int32, device=device)
+    tiles = torch.empty(num + 1, 2, dtype=torch.int32, device=device)  # their number comes last
+    scale = struct.unpack("<i", struct.pack("<f", rows.scale))[0]
+    module = _module(QUERIES_SOURCE, index, (("HEADS", heads),))
+    module.launch(
+        "index_queries",
+        (-(-heads // 8), num, 1),
+        256,
+        (
+            rows.q_TNH, rows.w_TN, rows.cos_TP, rows.sin_TP, rows.slots_T, numbers, weights, below,
+            tiles, tiles[num:], num, rows.cos_TP.shape[1], scale,
+        ),
+    )  # fmt: skip
+    gathered = rows.candidates_TB is not None
+    wgmma = capability(index) == (9, 0)
+    defines = scores_defines(heads, packed=keys.packed, gathered=gathered, wgmma=wgmma)
+    module = _module(SCORES_SOURCE, index, tuple(defines.items()))
+    shared = scores_shared(heads, 1 if gathered else min(num, _ROW_TILE), packed=keys.packed)
+    blocks = resident_blocks(shared, _processor_shared(index)) * num_processors(index)
+    module.launch(
+        "index_scores",
+        (min(num * pitch // _TILE, blocks), 1, 1),
+        128,
+        (
+            numbers, weights, below, tiles, tiles[num:], rows.visible_T, rows.slots_T, keys.data,
+            page_table, rows.candidates_TB, *out, num, page_table.shape[1], keys.page_rows,
+            keys.data.shape[1], pitch, wanted.max_entries,
+            rows.candidates_TB.shape[1] if rows.candidates_TB is not None else -1,
+            wanted.block_size.bit_length() - 1, int(out[2] is not None),
+        ),
+        shared=shared,
+    )  # fmt: skip

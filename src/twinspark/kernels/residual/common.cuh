@@ -1,0 +1,286 @@
+// What both kernels of the residual boundary share: every sum of a row, in one order.
+//
+// A lane owns 8 columns of all four streams of a row; four lanes make a group of 32 columns, four
+// groups a half of 128, two halves a pair. Order of a row's sums: over a lane's columns, over its
+// group (for mixing values inside the matrix instruction), groups of a half ascending, the halves of
+// a pair, pairs as a butterfly of 32. Mixing weights are fp32 and enter as three bf16 planes that add up to
+// them exactly; streams are bf16, so all products are exact and sums fp32.
+//
+// Macros: HIDDEN columns D, a multiple of 128, at most 8192. No system headers. Built without contraction.
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef unsigned short u16;
+typedef unsigned char u8;
+
+#define STREAMS 4
+#define VALUES 24     // mixing values: 4 pre, 4 post, 16 comb
+#define SQUARES 24    // place of the sum of squares of all streams among a row's sums
+#define COLLAPSED 25  // and of the collapsed row
+#define SUMS 26
+#define TILE 8        // rows
+#define HALVES (HIDDEN / 128)
+#define PAIRS ((HALVES + 1) / 2)
+
+__device__ __forceinline__ void wait_for_producer() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+__device__ __forceinline__ void let_consumer_start() {
+  asm volatile("griddepcontrol.launch_dependents;");
+}
+// A weight, which no kernel writes: asked for before the wait, where plain loads would sink behind it.
+__device__ __forceinline__ float4 load_early(const float* p) {
+  float4 v;
+  asm volatile("ld.volatile.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p));
+  return v;
+}
+__device__ __forceinline__ float low(u32 w) { return __uint_as_float(w << 16); }
+__device__ __forceinline__ float high(u32 w) { return __uint_as_float(w & 0xffff0000u); }
+__device__ __forceinline__ u32 pack(float lo, float hi) {
+  u32 d;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(hi), "f"(lo));
+  return d;
+}
+__device__ __forceinline__ float reciprocal(float v) {  // 1 ulp
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+  return r;
+}
+
+struct Eight { u32 w[4]; };  // 8 bf16
+__device__ __forceinline__ Eight load_eight(const u16* p) {
+  const uint4 v = *(const uint4*)p;
+  return {v.x, v.y, v.z, v.w};
+}
+__device__ __forceinline__ void store_eight(u16* p, const Eight& e) {
+  *(uint4*)p = make_uint4(e.w[0], e.w[1], e.w[2], e.w[3]);
+}
+// One shard's 8 outputs, rounded to bf16 as they travel between ranks, onto those before it.
+__device__ __forceinline__ void add_shard(float y[8], const Eight& e, bool first) {
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    y[2 * i] = first ? low(e.w[i]) : y[2 * i] + low(e.w[i]);
+    y[2 * i + 1] = first ? high(e.w[i]) : y[2 * i + 1] + high(e.w[i]);
+  }
+}
+__device__ __forceinline__ Eight load_narrowed(const float* p) {
+  const float4 a = ((const float4*)p)[0], b = ((const float4*)p)[1];
+  return {pack(a.x, a.y), pack(a.z, a.w), pack(b.x, b.y), pack(b.z, b.w)};
+}
+
+struct Coefs { float pre[4], post[4], comb[16]; };  // comb[4 * i + j]: old stream i in new stream j
+__device__ __forceinline__ void load_four(float to[4], const float* from) {
+  const float4 v = *(const float4*)from;
+  to[0] = v.x; to[1] = v.y; to[2] = v.z; to[3] = v.w;
+}
+// New streams from old ones and the (summed, not yet rounded) output of a sublayer.
+__device__ __forceinline__ void expand(Eight s[4], const float y[8], const Coefs& c) {
+#pragma unroll
+  for (int p = 0; p < 4; p++) {
+    float a[4], b[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) { a[i] = low(s[i].w[p]); b[i] = high(s[i].w[p]); }
+    const u32 out = pack(y[2 * p], y[2 * p + 1]);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      float u = c.comb[j] * a[0], v = c.comb[j] * b[0];
+#pragma unroll
+      for (int i = 1; i < 4; i++) {
+        u = fmaf(c.comb[4 * i + j], a[i], u);
+        v = fmaf(c.comb[4 * i + j], b[i], v);
+      }
+      s[j].w[p] = pack(fmaf(c.post[j], low(out), u), fmaf(c.post[j], high(out), v));
+    }
+  }
+}
+__device__ __forceinline__ Eight collapse(const Eight s[4], const float pre[4]) {
+  Eight e;
+#pragma unroll
+  for (int p = 0; p < 4; p++) {
+    float u = pre[0] * low(s[0].w[p]), v = pre[0] * high(s[0].w[p]);
+#pragma unroll
+    for (int i = 1; i < 4; i++) {
+      u = fmaf(pre[i], low(s[i].w[p]), u);
+      v = fmaf(pre[i], high(s[i].w[p]), v);
+    }
+    e.w[p] = pack(u, v);
+  }
+  return e;
+}
+__device__ __forceinline__ Eight mean_of_streams(const Eight s[4]) {
+  Eight e;
+#pragma unroll
+  for (int p = 0; p < 4; p++)
+    e.w[p] = pack((((low(s[0].w[p]) + low(s[1].w[p])) + low(s[2].w[p])) + low(s[3].w[p])) * 0.25f,
+                  (((high(s[0].w[p]) + high(s[1].w[p])) + high(s[2].w[p])) + high(s[3].w[p])) * 0.25f);
+  return e;
+}
+__device__ __forceinline__ float squares(const Eight& e) {
+  float s = 0.f;
+#pragma unroll
+  for (int p = 0; p < 4; p++) s = fmaf(high(e.w[p]), high(e.w[p]), fmaf(low(e.w[p]), low(e.w[p]), s));
+  return s;
+}
+__device__ __forceinline__ float group_sum(float s) {  // over the four lanes of a group
+  s += __shfl_xor_sync(0xffffffffu, s, 1);
+  return s + __shfl_xor_sync(0xffffffffu, s, 2);
+}
+// The last levels of a row's tree: pairs[i] is 0 past the last.
+__device__ __forceinline__ float pairs_sum(float pairs[32]) {
+#pragma unroll
+  for (int level = 0; level < 5; level++)
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+      if (i < 16 >> level) pairs[i] += pairs[i + (16 >> level)];
+  return pairs[0];
+}
+__device__ __forceinline__ float inverse_rms(float squares, int count, float eps) {
+  return __frsqrt_rn(squares / (float)count + eps);
+}
+__device__ __forceinline__ Eight normed(const Eight& e, float inverse, const float w[8]) {
+  Eight out;
+#pragma unroll
+  for (int p = 0; p < 4; p++)
+    out.w[p] = pack(low(e.w[p]) * inverse * w[2 * p], high(e.w[p]) * inverse * w[2 * p + 1]);
+  return out;
+}
+
+// ---- mixing values
+
+// Planes of a warp's group of columns: parts are outputs 0-7, 8-15, 16-23, a pair two columns.
+struct Planes { u32 hi[STREAMS][2][3][2], mid[STREAMS][2][3][2], lo[STREAMS][2][3][2]; };
+__device__ __forceinline__ void split(float a, float b, u32& hi, u32& mid, u32& lo) {
+  hi = pack(a, b);
+  a -= low(hi); b -= high(hi);
+  mid = pack(a, b);
+  lo = pack(a - low(mid), b - high(mid));
+  asm volatile("" : "+r"(hi), "+r"(mid), "+r"(lo));  // before the wait, too
+}
+// fn as `prepare_site` lays it out: [group][stream][part][half of 8 columns][lane][4].
+__device__ __forceinline__ void load_planes(Planes& f, const float* fn, int group) {
+  const float* at = fn + (u64)group * (STREAMS * 3 * 2 * 128) + 4 * (threadIdx.x & 31);
+  float4 v[STREAMS][3][2];
+#pragma unroll
+  for (int j = 0; j < STREAMS; j++)
+#pragma unroll
+    for (int part = 0; part < 3; part++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) v[j][part][h] = load_early(at + ((j * 3 + part) * 2 + h) * 128);
+#pragma unroll
+  for (int j = 0; j < STREAMS; j++)
+#pragma unroll
+    for (int part = 0; part < 3; part++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const float4 w = v[j][part][h];
+        split(w.x, w.y, f.hi[j][h][part][0], f.mid[j][h][part][0], f.lo[j][h][part][0]);
+        split(w.z, w.w, f.hi[j][h][part][1], f.mid[j][h][part][1], f.lo[j][h][part][1]);
+      }
+}
+__device__ __forceinline__ void mma(float c[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+// A warp's share of the sums of 8 rows into to[SUMS][TILE]: mixing values over its 32 columns of all
+// streams, and the two sums of squares. `coarse` is this lane's mark for rows 2q and 2q + 1: only the
+// first plane counts, which is fn rounded to bf16.
+__device__ __forceinline__ void group_sums(
+    float* to, const Planes& f, const Eight s[4], float collapsed, const bool coarse[2]) {
+  float top[4] = {}, rest[4] = {}, last[4] = {};
+#pragma unroll
+  for (int j = 0; j < STREAMS; j++)
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const u32 b0 = s[j].w[2 * h], b1 = s[j].w[2 * h + 1];
+      mma(top, f.hi[j][h][0][0], f.hi[j][h][1][0], f.hi[j][h][0][1], f.hi[j][h][1][1], b0, b1);
+      mma(rest, f.lo[j][h][0][0], f.lo[j][h][1][0], f.lo[j][h][0][1], f.lo[j][h][1][1], b0, b1);
+      mma(last, 0, f.lo[j][h][2][0], 0, f.lo[j][h][2][1], b0, b1);
+      mma(rest, f.mid[j][h][0][0], f.mid[j][h][1][0], f.mid[j][h][0][1], f.mid[j][h][1][1], b0, b1);
+      mma(last, f.hi[j][h][2][0], f.mid[j][h][2][0], f.hi[j][h][2][1], f.mid[j][h][2][1], b0, b1);
+    }
+  const int g = (threadIdx.x & 31) >> 2, q = threadIdx.x & 3;
+#pragma unroll
+  for (int n = 0; n < 2; n++) {
+    to[g * TILE + 2 * q + n] = coarse[n] ? top[n] : top[n] + rest[n];
+    to[(8 + g) * TILE + 2 * q + n] = coarse[n] ? top[2 + n] : top[2 + n] + rest[2 + n];
+    to[(16 + g) * TILE + 2 * q + n] = coarse[n] ? last[n] : last[n] + last[2 + n];
+  }
+  const float all = group_sum((squares(s[0]) + squares(s[1])) + (squares(s[2]) + squares(s[3])));
+  collapsed = group_sum(collapsed);
+  if (q == 0) {
+    to[SQUARES * TILE + g] = all;
+    to[COLLAPSED * TILE + g] = collapsed;
+  }
+}
+
+// ---- from mixing values to weights
+
+struct Mixer { const float *scale, *base; float *pre, *post, *comb; int iters; float eps, norm_eps; };
+
+// Alternating normalization of 4 x 4 weights, columns last. Factors of rows and columns instead of the
+// weights themselves: comb[i][j] = u[i] k[i][j] v[j].
+__device__ __forceinline__ void sinkhorn(const float* e, float* comb, int iters, float eps) {
+  float k[16], u[4] = {1.f, 1.f, 1.f, 1.f}, v[4] = {1.f, 1.f, 1.f, 1.f};
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const float* r = e + 4 * i * TILE;
+    const float inverse = reciprocal((r[0] + r[TILE]) + (r[2 * TILE] + r[3 * TILE]));
+#pragma unroll
+    for (int j = 0; j < 4; j++) k[4 * i + j] = fmaf(r[j * TILE], inverse, eps);
+  }
+#pragma unroll 1
+  for (int step = 0; step < iters; step++) {
+    if (step)
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const float a = fmaf(k[4 * i + 1], v[1], k[4 * i] * v[0]);
+        const float b = fmaf(k[4 * i + 3], v[3], k[4 * i + 2] * v[2]);
+        u[i] *= reciprocal(fmaf(a + b, u[i], eps));
+      }
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      const float a = fmaf(k[4 + j], u[1], k[j] * u[0]);
+      const float b = fmaf(k[12 + j], u[3], k[8 + j] * u[2]);
+      v[j] *= reciprocal(fmaf(a + b, v[j], eps));
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    *(float4*)(comb + 4 * i) = make_float4(u[i] * k[4 * i] * v[0], u[i] * k[4 * i + 1] * v[1],
+                                           u[i] * k[4 * i + 2] * v[2], u[i] * k[4 * i + 3] * v[3]);
+}
+template <int THREADS> __device__ __forceinline__ void sync_threads() {
+  if (THREADS == 32) __syncwarp();
+  else __syncthreads();
+}
+// What finish_mix takes: the sums, but for the inverse root mean square in place of the sum of squares.
+__device__ __forceinline__ float finish_sum(float sum, int i, float norm_eps) {
+  return i / TILE == SQUARES ? inverse_rms(sum, STREAMS * HIDDEN, norm_eps) : sum;
+}
+// Sums [SUMS][TILE] of up to 8 rows to their weights; `thread` is one of THREADS, a warp or the block.
+template <int THREADS> __device__ __forceinline__ void finish_mix(
+    const float* sums, float* values, float* powers, const Mixer& mixer, int first, int rows, int thread) {
+#pragma unroll
+  for (int i = thread; i < VALUES * TILE; i += THREADS) {
+    const int value = i / TILE, n = i % TILE, part = value < 4 ? 0 : (value < 8 ? 1 : 2);
+    values[i] = sums[i] * sums[SQUARES * TILE + n] * mixer.scale[part] + mixer.base[value];
+  }
+  sync_threads<THREADS>();
+#pragma unroll
+  for (int i = thread; i < VALUES * TILE; i += THREADS) {
+    const int value = i / TILE, n = i % TILE;
+    const float* r = values + (value & ~3) * TILE + n;  // of comb: its row's values
+    const float most = fmaxf(fmaxf(r[0], r[TILE]), fmaxf(r[2 * TILE], r[3 * TILE]));
+    const float power = expf(value < 8 ? -values[i] : values[i] - most);
+    if (value >= 8) {
+      powers[i - 8 * TILE] = power;
+    } else if (first + n < rows) {
+      const float gate = 1.f / (1.f + power);
+      if (value < 4) mixer.pre[(u64)(first + n) * 4 + value] = gate + mixer.eps;
+      else mixer.post[(u64)(first + n) * 4 + value - 4] = 2.f * gate;
+    }
+  }
+  sync_threads<THREADS>();
+  if (thread < TILE && first + thread < rows)
+    sinkhorn(powers + thread, mixer.comb + (u64)(first + thread) * 16, mixer.iters, mixer.eps);
+}

@@ -1,0 +1,317 @@
+"""The residual boundary on CUDA devices: one launch for up to 64 rows, two for more, the same bits.
+
+Owns layouts and launches; the arithmetic is in common.cuh, rows.cu and tiles.cu. Letters: T tokens,
+C = 4 streams, D hidden, M = 24 mixing values. Read next: `kernels/cuda/launch.py`.
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from twinspark.kernels.cuda.launch import (
+    CudaModule,
+    num_processors,
+    shared_bytes,
+    why_not_launch,
+)
+from twinspark.kernels.hyper_connections import HyperMix
+from twinspark.kernels.residual.site import Boundary, Ran, Site
+
+ROWS_SOURCE = Path(__file__).with_name("rows.cu")
+TILES_SOURCE = Path(__file__).with_name("tiles.cu")
+MOST_ROWS = 64
+"""Rows that the one-launch kernel takes; it has one counter for every 8 of them."""
+
+_STREAMS = 4
+_MOST_HIDDEN = 8192
+_TILE = 8
+_SUMS = 26  # of a row: 24 mixing values, two sums of squares
+_COLUMNS = 256  # of a block of tiles.cu
+_RUN_BYTES = 16 * 256  # of a stage of tiles.cu: 16 bytes a thread
+_COEF_BYTES = 8 * _TILE * 24 * 4  # 24 floats for every row of 8 warps
+_STATIC_BYTES = 15 * 1024  # of tiles.cu, at most, with the system's share
+_MOST_STAGES = 8
+
+
+def why_not_boundary(device: torch.device, streams: int, hidden: int) -> str | None:
+    """Why the CUDA body cannot run for these sizes there, or None when it can."""
+    if streams != _STREAMS:
+        return f"it is written for {_STREAMS} residual streams, there are {streams}"
+    if hidden % 128 or not 128 <= hidden <= _MOST_HIDDEN:
+        return f"it takes multiples of 128 columns up to {_MOST_HIDDEN}, there are {hidden}"
+    return why_not_launch(device)
+
+
+def prepare_site_cuda(
+    fn_MK: Tensor,
+    scale_3: Tensor,
+    base_M: Tensor,
+    *,
+    iters: int,
+    eps: float,
+    cache_dir: Path | None,
+) -> Site:
+    """Lay a mixer's weights out for the kernels; all tensors are on the device."""
+    device = fn_MK.device
+    site = Site(
+        scale_3=scale_3.to(torch.float32).contiguous(),
+        base_M=base_M.to(torch.float32).contiguous(),
+        iters=iters,
+        eps=eps,
+        lanes=lanes_of(fn_MK),
+        counters=torch.zeros(MOST_ROWS // _TILE, dtype=torch.int32, device=device),
+        cache_dir=cache_dir,
+    )
+    # kernels read weights before the kernel ahead of them has ended: nothing may still write them
+    torch.cuda.current_stream(device).synchronize()
+    return site
+
+
+def lanes_of(fn_MK: Tensor) -> Tensor:
+    """Flat fp32 [group of 32 columns][stream][part of 8 outputs][half][lane][4] of [24, 4 * D]."""
+    hidden = fn_MK.shape[1] // _STREAMS
+    # outputs: part p, lane's g; inputs: stream j, group, lane's q, half h, value e
+    parts = fn_MK.to(torch.float32).reshape(3, 8, _STREAMS, hidden // 32, 4, 2, 4)
+    return parts.permute(3, 2, 0, 5, 1, 4, 6).contiguous().view(-1)
+
+
+@dataclass(frozen=True)
+class TilesPlan:
+    """How tiles.cu is spread over a device; changes no bit."""
+
+    stages: int
+    stage_bytes: int
+    blocks: int
+
+
+def plan_tiles(
+    rows: int, hidden: int, shards: int, wide: bool, processors: int, shared: int
+) -> TilesPlan:
+    """As many stages as fit, and one block a processor, which share the work evenly."""
+    stage = (_STREAMS + shards * (2 if wide else 1)) * _RUN_BYTES + _COEF_BYTES
+    units = -(-hidden // _COLUMNS) * -(-rows // _TILE)
+    return TilesPlan(
+        stages=min(_MOST_STAGES, (shared - _STATIC_BYTES) // stage),
+        stage_bytes=stage,
+        blocks=min(units, processors),
+    )
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call's tensors, where kernels want them; None is a null pointer."""
+
+    x_TCD: Tensor
+    y: Tensor | None
+    pre_TC: Tensor | None
+    post_TC: Tensor | None
+    comb_TCC: Tensor | None
+    norm_D: Tensor | None
+    bf16_T: Tensor | None
+    streams_TCD: Tensor | None
+    x_TD: Tensor | None
+    collapsed_TD: Tensor | None
+    tap_TD: Tensor | None
+    mix: HyperMix | None
+
+    @property
+    def wide(self) -> bool:
+        """The output's partials are fp32."""
+        return self.y is not None and self.y.dtype == torch.float32
+
+    @property
+    def shards(self) -> int:
+        """Partials of the output."""
+        return 0 if self.y is None else len(self.y)
+
+    @property
+    def tap_pitch(self) -> int:
+        """Values between the tap's rows."""
+        return 0 if self.tap_TD is None else self.tap_TD.stride(0)
+
+
+def boundary_cuda(
+    x_TCD: Tensor,
+    *,
+    norm_eps: float,
+    ran: Ran | None,
+    site: Site | None,
+    pre_TC: Tensor | None,
+    norm_D: Tensor | None,
+    bf16_T: Tensor | None,
+    tap_TD: Tensor | None,
+    keep_collapsed: bool,
+    cache_dir: Path | None,
+) -> Boundary:
+    """CUDA body of `boundary`."""
+    num, streams, hidden = x_TCD.shape
+    if tap_TD is not None and (tap_TD.stride(1) != 1 or tap_TD.stride(0) % 8):
+        raise ValueError("rows of the tap must be runs of values, a multiple of 8 apart")
+    new = x_TCD.new_empty
+    mixed = None
+    if site is not None:
+        weights = x_TCD.new_empty(num * streams * (2 + streams), dtype=torch.float32)
+        pre, post, comb = torch.split(weights, [num * streams] * 2 + [num * streams * streams])
+        mixed = HyperMix(
+            pre.view(num, streams), post.view(num, streams), comb.view(num, streams, streams)
+        )
+    call = _Call(
+        x_TCD=x_TCD,
+        y=None if ran is None else _partials(ran.y),
+        pre_TC=_fp32(pre_TC),
+        post_TC=None if ran is None else _fp32(ran.post_TC),
+        comb_TCC=None if ran is None else _fp32(ran.comb_TCC),
+        norm_D=_fp32(norm_D),
+        bf16_T=None if bf16_T is None or site is None else bf16_T.contiguous(),
+        streams_TCD=None if ran is None else torch.empty_like(x_TCD),
+        x_TD=None if norm_D is None else new(num, hidden),
+        collapsed_TD=new(num, hidden) if keep_collapsed else None,
+        tap_TD=tap_TD,
+        mix=mixed,
+    )
+    if num:
+        with torch.cuda.device(x_TCD.device):
+            launch = _launch_rows if num <= MOST_ROWS else _launch_tiles
+            launch(call, site, norm_eps, cache_dir)
+    left = x_TCD if call.streams_TCD is None else call.streams_TCD
+    return Boundary(left, call.x_TD, mixed, call.collapsed_TD)
+
+
+def _partials(y: Tensor) -> Tensor:
+    if y.dtype not in (torch.bfloat16, torch.float32):
+        raise ValueError(f"a sublayer's output must be bf16 or fp32 here, it is {y.dtype}")
+    return (y if y.dim() == 3 else y.unsqueeze(0)).contiguous()
+
+
+def _fp32(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.to(torch.float32).contiguous()
+
+
+def _bits(value: float) -> int:
+    """A float as the int a kernel takes it by."""
+    return int(struct.unpack("i", struct.pack("f", value))[0])
+
+
+@cache
+def _module(
+    source: Path, index: int, defines: tuple[tuple[str, int], ...], cache_dir: Path | None
+) -> CudaModule:
+    return CudaModule(source, index, dict(defines), cache_dir)
+
+
+def _launch_rows(call: _Call, site: Site | None, norm_eps: float, cache_dir: Path | None) -> None:
+    num, _, hidden = call.x_TCD.shape
+    index = call.x_TCD.device.index
+    module = _module(ROWS_SOURCE, index, (("HIDDEN", hidden),), cache_dir)
+    halves = hidden // 128
+    mixing, work = 0, None
+    if site is not None:
+        mixing = halves * -(-num // _TILE)
+        work = call.x_TCD.new_empty(mixing * _SUMS * _TILE, dtype=torch.float32)
+    outputs = (call.streams_TCD, call.x_TD, call.collapsed_TD, call.tap_TD)
+    by_row = num if any(t is not None for t in outputs) else 0
+    if mixing + by_row == 0:
+        return
+    mixed = call.mix
+    args = (
+        call.x_TCD,
+        call.y,
+        call.pre_TC,
+        call.post_TC,
+        call.comb_TCC,
+        None if site is None else site.lanes,
+        None if site is None else site.scale_3,
+        None if site is None else site.base_M,
+        call.bf16_T,
+        call.norm_D,
+        *outputs,
+        *((None, None, None) if mixed is None else mixed),
+        work,
+        None if site is None else site.counters,
+        num,
+        int(call.wide),
+        call.shards,
+        call.tap_pitch,
+        0 if site is None else site.iters,
+        0 if site is None else _bits(site.eps),
+        _bits(norm_eps),
+        mixing,
+    )
+    module.launch("boundary_rows", (mixing + by_row, 1, 1), 128, args)
+
+
+def cuda_variants(hidden: int, shards: int, shared: int) -> Iterator[tuple[Path, dict[str, int]]]:
+    """What a model compiles on a device: (source, macros).
+
+    Args:
+        hidden: D.
+        shards: partial outputs that a boundary adds.
+        shared: bytes of shared memory of a block there.
+    """
+    yield ROWS_SOURCE, {"HIDDEN": hidden}
+    kinds = {(0, False), (1, False), (shards, False), (shards, True)}
+    stages = {plan_tiles(4096, hidden, *kind, 1, shared).stages for kind in kinds}
+    for mixing in (0, 1):
+        for count in sorted(stages):
+            yield TILES_SOURCE, _tiles_defines(hidden, bool(mixing), count)
+
+
+def _tiles_defines(hidden: int, mixing: bool, stages: int) -> dict[str, int]:
+    return {"HIDDEN": hidden, "MIXING": int(mixing), "STAGES": stages}
+
+
+def _launch_tiles(call: _Call, site: Site | None, norm_eps: float, cache_dir: Path | None) -> None:
+    num, _, hidden = call.x_TCD.shape
+    index = call.x_TCD.device.index
+    plan = plan_tiles(
+        num, hidden, call.shards, call.wide, num_processors(index), shared_bytes(index)
+    )
+    defines = _tiles_defines(hidden, site is not None, plan.stages)
+    module = _module(TILES_SOURCE, index, tuple(defines.items()), cache_dir)
+    pairs, tiles = -(-hidden // _COLUMNS), -(-num // _TILE)
+    finish = site is not None or call.x_TD is not None
+    work = None
+    if finish:
+        work = call.x_TCD.new_empty(tiles * pairs * _SUMS * _TILE, dtype=torch.float32)
+    args = (
+        call.x_TCD,
+        call.y,
+        call.pre_TC,
+        call.post_TC,
+        call.comb_TCC,
+        None if site is None else site.lanes,
+        call.bf16_T,
+        call.streams_TCD,
+        call.x_TD,
+        call.collapsed_TD,
+        call.tap_TD,
+        work,
+        num,
+        int(call.wide),
+        call.shards,
+        call.tap_pitch,
+        plan.stage_bytes,
+    )
+    shared = plan.stages * plan.stage_bytes
+    module.launch("boundary_tiles", (plan.blocks, 1, 1), 256, args, shared=shared)
+    if not finish:
+        return
+    mixed = call.mix
+    args = (
+        work,
+        None if site is None else site.scale_3,
+        None if site is None else site.base_M,
+        call.norm_D,
+        call.x_TD,
+        *((None, None, None) if mixed is None else mixed),
+        num,
+        0 if site is None else site.iters,
+        0 if site is None else _bits(site.eps),
+        _bits(norm_eps),
+    )
+    module.launch("boundary_finish", (tiles, 1, 1), 288, args)

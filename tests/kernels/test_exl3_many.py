@@ -1,0 +1,113 @@
+"""Several EXL3 matrices in one go: compiles everywhere; on a GPU the bits of one at a time."""
+
+import pytest
+import torch
+from tests.kernels.exl3_data import random_matrix
+
+from twinspark.kernels.cuda.compile import ARCHITECTURES, compile_cubin
+from twinspark.kernels.exl3 import Codebook
+from twinspark.kernels.exl3.cuda import (
+    ROWS_SOURCE,
+    TILES_SOURCE,
+    CudaExl3,
+    exl3_rows,
+    prepare_exl3_cuda,
+)
+from twinspark.kernels.exl3.cuda_plan import Device, RowsPlan, plan_rows, rows_defines
+from twinspark.kernels.exl3.many import cuda_variants, exl3_many, prepare_many, why_not_many
+
+SHAPES = [(2, 256, 128), (8, 1024, 256), (3, 640, 256)]  # matrices, inputs, outputs
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("bits", [2, 5, 7])
+def test_it_compiles(bits: int, arch: str) -> None:
+    plan = RowsPlan(row_tiles=1 + bits % 3, warps=4 + 4 * (bits % 2), fused=bits == 2, shared=0)
+    defines = {**rows_defines(bits, Codebook.MUL1, plan), "MANY": 1}
+    cubin = compile_cubin(ROWS_SOURCE, arch=arch, defines=defines)
+    assert all(name in cubin for name in (b"exl3_rotate", b"exl3_unit", b"exl3_finish"))
+
+
+def test_variants_are_those_that_plans_ask_for() -> None:
+    device = Device(processors=132, shared=232448, wgmma=True)
+    alone = list(cuda_variants(4096, 1024, 5, Codebook.MUL1, device))
+    assert [source for source, _ in alone].count(TILES_SOURCE) == 1
+    assert all("MANY" not in defines for _, defines in alone)
+    together = list(cuda_variants(4096, 1024, 5, Codebook.MUL1, device, count=8))
+    assert all(source == ROWS_SOURCE and defines["MANY"] == 1 for source, defines in together)
+    plan = plan_rows(6, 4096, 8 * 1024, 5, device)
+    wanted = {**rows_defines(5, Codebook.MUL1, plan), "MANY": 1}
+    assert (ROWS_SOURCE, wanted) in together
+    assert {defines["ROW_TILES"] for _, defines in together} == set(range(1, 9))
+
+
+def held(inputs: int = 256, outputs: int = 128, bits2: int = 8, bias: bool = False) -> CudaExl3:
+    """A matrix as the CUDA body holds it, without a device."""
+    matrix = random_matrix(inputs, outputs, bits2=bits2, bias=bias)
+    return CudaExl3(matrix.trellis, matrix.suh, matrix.svh, matrix.bias, Codebook.MUL1)
+
+
+def test_matrices_must_be_alike() -> None:
+    assert why_not_many([held(), held()]) is None
+    for other in (held(inputs=384), held(outputs=256), held(bits2=6)):
+        reason = why_not_many([held(), other])
+        assert reason is not None and "2 kinds" in reason
+    reason = why_not_many([held(bias=True), held(bias=True)])
+    assert reason is not None and "bias" in reason
+
+
+def matrices(count: int, inputs: int, outputs: int) -> list[CudaExl3]:
+    device = torch.device("cuda", 0)
+    # seeds a multiple of three apart have one codebook
+    made = [random_matrix(inputs, outputs, bits2=10, seed=3 * n) for n in range(count)]
+    return [prepare_exl3_cuda(matrix.to(device)) for matrix in made]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_have_the_bits_of_one_matrix_at_a_time(shape: tuple[int, int, int]) -> None:
+    count, inputs, outputs = shape
+    own = matrices(*shape)
+    many = prepare_many(own)
+    for rows in (1, 2, 6, 8, 9, 24, 64, 65, 150):
+        x = torch.randn(rows, count, inputs, device="cuda").bfloat16().transpose(0, 1)
+        wanted = torch.stack([exl3_rows(x[n], own[n]) for n in range(count)])
+        for axes in ((0, 1), (1, 0)):  # matrices apart, and side by side
+            sizes = (count, rows) if axes == (0, 1) else (rows, count)
+            out = torch.full((*sizes, outputs), torch.nan, device="cuda").bfloat16()
+            out = out if axes == (0, 1) else out.transpose(0, 1)
+            assert torch.equal(exl3_many(x, many, out), wanted)
+
+
+@pytest.mark.gpu
+def test_one_kind_of_rows_for_all_and_wide_results() -> None:
+    own = matrices(3, 512, 256)
+    many = prepare_many(own)
+    x = torch.randn(5, 512, device="cuda").bfloat16()
+    out = torch.empty(3, 5, 256, device="cuda")
+    exl3_many(x.expand(3, 5, 512), many, out)
+    for number, matrix in enumerate(own):
+        assert torch.equal(out[number], exl3_rows(x, matrix, out_dtype=torch.float32))
+
+
+@pytest.mark.gpu
+def test_captured_equals_eager() -> None:
+    own = matrices(4, 512, 256)
+    many = prepare_many(own)
+    x = torch.randn(4, 6, 512, device="cuda").bfloat16()
+    out = torch.empty(4, 6, 256, device="cuda").bfloat16()
+    wanted = exl3_many(x, many, out).clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        exl3_many(x, many, out)
+    out.zero_()
+    graph.replay()
+    assert torch.equal(out, wanted)
+
+
+@pytest.mark.gpu
+def test_wrong_shapes_are_told() -> None:
+    many = prepare_many(matrices(2, 256, 128))
+    x = torch.zeros(2, 3, 256, device="cuda").bfloat16()
+    with pytest.raises(ValueError, match="2 matrices 256 x 128"):
+        exl3_many(x, many, torch.empty(2, 4, 128, device="cuda").bfloat16())

@@ -1,0 +1,196 @@
+"""CUDA body of an MoE layer: it compiles for both devices; on a GPU its bits and float64."""
+
+import pytest
+import torch
+from tests.kernels.test_experts import LIMIT, routing, rows_of, shard_matrices
+from torch import Tensor
+
+from twinspark.errors import KernelUnsupported
+from twinspark.kernels.cuda.compile import ARCHITECTURES, compile_cubin
+from twinspark.kernels.exl3 import Exl3Matrix
+from twinspark.kernels.experts import (
+    ShardExperts,
+    cuda,
+    experts_forward,
+    prepare_shard_experts,
+    route_rows,
+)
+from twinspark.kernels.experts.cuda import (
+    DECODE_SOURCE,
+    PROMPT_SOURCE,
+    ROUTE_SOURCE,
+    cuda_variants,
+    prepare_cuda,
+)
+from twinspark.kernels.experts.plan import (
+    decode_defines,
+    num_units,
+    plan_decode,
+    plan_prompt,
+    plan_router,
+    window_bounds,
+)
+
+SHARED = {"sm_90a": 232448, "sm_121": 101376}
+GPU_SHAPES = [(256, 128, 10, 3), (1152, 256, 20, 6), (640, 384, 12, 4)]
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_all_a_layer_launches_compiles(arch: str) -> None:
+    names = {
+        ROUTE_SOURCE: (b"router_logits", b"router_logits_many", b"router_select"),
+        DECODE_SOURCE: (b"experts_hidden", b"experts_act", b"experts_down", b"experts_combine"),
+        PROMPT_SOURCE: (b"experts_group", b"experts_rotate", b"experts_tiles", b"experts_add"),
+    }
+    device = {"shared": SHARED[arch], "wgmma": arch == "sm_90a"}
+    variants = list(cuda_variants(384, torch.float16, 1, **device))
+    variants += [v for v in cuda_variants(8, torch.float32, 1, **device) if v[0] == ROUTE_SOURCE]
+    variants.append((DECODE_SOURCE, decode_defines(8, 6)))  # the two other codebooks
+    assert len(variants) == 10
+    for source, defines in variants:
+        cubin = compile_cubin(source, arch=arch, defines=defines)
+        assert all(name in cubin for name in names[source])
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_plans_fit_the_devices(bits: int) -> None:
+    for arch, shared in SHARED.items():
+        plan = plan_prompt(shared, wgmma=arch == "sm_90a")
+        stage = plan.rows * 256 + 2048 * bits
+        assert plan.ring >= 2 * stage and plan.resident * (plan.shared + 1536) <= shared + 1024
+        for inputs in (128, 640, 1152, 5120):
+            for blocks in (1, 10**6):
+                assert plan_decode(inputs, bits, blocks, 132).shared + 1536 <= shared
+        for pieces in (1, 2, 3):
+            router = plan_router(4096, pieces, shared)
+            assert router.stages >= 2 and router.shared + 1536 <= shared
+
+
+def test_units_and_windows() -> None:
+    assert [num_units(k) for k in (128, 256, 512, 640, 768, 1152, 5120)] == [1, 1, 1, 1, 2, 2, 10]
+    assert window_bounds(65, 6, 384, 80)[0] == 1
+    windows, window, items = window_bounds(4096, 6, 384, 80)
+    assert windows * window >= 4096 * 7 + 385 * 7 and window % 8 == 0
+    assert items >= window / 80 + 385
+
+
+def test_refusals_without_a_gpu() -> None:
+    with pytest.raises(KernelUnsupported, match="needs a CUDA device, the tensors are on cpu"):
+        prepare_cuda(*shard_matrices(128, 128, 2), limit=1.0)
+
+
+# ---- on a GPU
+
+
+def on_gpu(lists: list[list[Exl3Matrix]]) -> ShardExperts:
+    moved = [
+        [Exl3Matrix(m.trellis.cuda(), m.suh.cuda(), m.svh.cuda(), m.codebook) for m in one]
+        for one in lists
+    ]
+    return prepare_shard_experts(*moved, limit=LIMIT)
+
+
+def call(rows: slice, given: tuple[Tensor, ...], shards: list[ShardExperts]) -> Tensor:
+    x, ids, weights, kept = (t[rows].contiguous() for t in given)
+    return experts_forward(x, ids, weights, kept, shards)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", GPU_SHAPES, ids=str)
+def test_bits_do_not_depend_on_the_call_and_float64_agrees(shape: tuple[int, ...]) -> None:
+    hidden, width, experts, active = shape
+    lists = [shard_matrices(hidden, width, experts, shard) for shard in range(2)]
+    shards, plain = (
+        [on_gpu(one) for one in lists],
+        [prepare_shard_experts(*one, limit=LIMIT) for one in lists],
+    )
+    num = 333
+    x, (ids, weights) = rows_of(num, hidden), routing(num, active, experts)
+    ids[7] = -1
+    kept = torch.rand(num, active, generator=torch.Generator().manual_seed(4)) < 0.8
+    given = (x.cuda(), ids.cuda(), weights.cuda(), kept.cuda())
+    many = call(slice(None), given, shards)
+    assert many.isfinite().all()
+    alone = torch.cat([call(slice(i, i + 1), given, shards) for i in range(64)], dim=1)
+    assert torch.equal(many[:, :64], alone)
+    for count in (2, 3, 6, 24, 64, 65, 130):  # both kernels
+        for first in (0, 5, num - count):
+            rows = slice(first, first + count)
+            assert torch.equal(call(rows, given, shards), many[:, rows]), (count, first)
+    exact = experts_forward(x[:40].double(), ids[:40], weights[:40].double(), kept[:40], plain)
+    body = experts_forward(x[:40], ids[:40], weights[:40], kept[:40], plain)
+    most = 1.2 * (body.double() - exact).norm()
+    assert (many[:, :40].cpu().double() - exact).norm() < most
+
+
+@pytest.mark.gpu
+def test_captured_equals_eager() -> None:
+    shards = [on_gpu(shard_matrices(640, 256, 12))]
+    x, (ids, weights) = rows_of(200, 640), routing(200, 4, 12)
+    given = (x.cuda(), ids.cuda(), weights.cuda(), torch.ones(200, 4).bool().cuda())
+    for num in (1, 24, 200):
+        rows = slice(0, num)
+        eager = call(rows, given, shards)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outs = [call(rows, given, shards) for _ in range(3)]
+        for _ in range(5):
+            for out in outs:
+                out.fill_(float("nan"))
+            graph.replay()
+            assert all(torch.equal(out, eager) for out in outs)
+
+
+@pytest.mark.gpu
+def test_block_sizes_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = [on_gpu(shard_matrices(640, 384, 12))]
+    x, (ids, weights) = rows_of(24, 640), routing(24, 4, 12)
+    given = (x.cuda(), ids.cuda(), weights.cuda(), torch.ones(24, 4).bool().cuda())
+    narrow = call(slice(None), given, shards)
+    monkeypatch.setattr(
+        cuda, "plan_decode", lambda inputs, bits, *_: plan_decode(inputs, bits, 10**6, 1)
+    )
+    assert torch.equal(call(slice(None), given, shards), narrow)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("experts", "inputs", "k", "dtype", "num"),
+    [(384, 5120, 6, torch.float16, 700), (8, 128, 4, torch.float32, 250)],
+)
+def test_router_on_gpu(experts: int, inputs: int, k: int, dtype: torch.dtype, num: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = (torch.randn(experts, inputs, generator=generator) / inputs**0.5).to(dtype)
+    bias, image = 0.1 * torch.randn(2, experts, generator=generator)
+    x, marks = rows_of(num, inputs), torch.rand(num, generator=generator) < 0.3
+    on = [t.cuda() for t in (x, weight, bias, image, marks)]
+
+    def part(first: int, count: int) -> tuple[Tensor, Tensor]:
+        rows = slice(first, first + count)
+        return route_rows(
+            *(on[0][rows], on[1], on[2]), k=k, scale=1.5, image_bias_E=on[3], image_T=on[4][rows]
+        )
+
+    ids, weights = part(0, num)
+    assert bool((ids[:, 1:] > ids[:, :-1]).all())
+    for count in (1, 2, 6, 8, 9, 24, 64, num):
+        for first in (0, 77, num - count):
+            ids_few, weights_few = part(first, min(count, num - first))
+            rows = slice(first, first + len(ids_few))
+            assert torch.equal(ids_few, ids[rows]) and torch.equal(weights_few, weights[rows])
+    want, exact = route_rows(
+        *(x.double(), weight.double(), bias), k=k, scale=1.5, image_bias_E=image, image_T=marks
+    )
+    same = (ids.cpu() == want).all(dim=1)
+    assert same.float().mean() > 0.998  # the rest are near ties
+    assert (weights.cpu()[same] - exact[same]).abs().max() < 1e-5
+
+
+@pytest.mark.gpu
+def test_equal_sums_go_to_the_lower_id() -> None:
+    weight = torch.zeros(8, 128, device="cuda")
+    ids, weights = route_rows(
+        rows_of(3, 128).cuda(), weight, torch.zeros(8, device="cuda"), k=4, scale=1.0
+    )
+    assert ids.tolist() == [[0, 1, 2, 3]] * 3
+    assert torch.equal(weights, torch.full((3, 4), 0.25, device="cuda"))
