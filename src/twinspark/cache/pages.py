@@ -18,6 +18,8 @@ from twinspark.cache.layout import CacheLayout
 from twinspark.cache.rows import Packing, RowFormat, Store
 from twinspark.config.model import ModelConfig
 from twinspark.kernels import rounding
+from twinspark.kernels.cache_rows.source import RowSource
+from twinspark.kernels.index.pages import KeyPages
 
 NO_PAGE = -1
 
@@ -28,6 +30,7 @@ class PageTable:
     Attributes:
         slot_pages: most pages of a slot.
         tensor: int64 [slots * slot_pages], -1 where a slot has no page.
+        table_SP: the same as int32 [slots, slot_pages], for ops on a device.
     """
 
     def __init__(self, num_slots: int, slot_pages: int, device: torch.device) -> None:
@@ -37,6 +40,7 @@ class PageTable:
         self._counts = [0] * num_slots
         self._runs = [0] * num_slots  # how many first pages of a slot follow each other
         self.tensor = torch.from_numpy(self._pages.reshape(-1)).to(device)
+        self.table_SP = torch.from_numpy(self._pages.astype(np.int32)).to(device)
 
     def bind(self, slot: int, pages: Sequence[int]) -> None:
         """Give a slot these pages instead of what it had."""
@@ -46,8 +50,10 @@ class PageTable:
         breaks = np.flatnonzero(np.diff(self._pages[slot, : len(pages)]) != 1)
         self._runs[slot] = int(breaks[0]) + 1 if len(breaks) else len(pages)
         self._counts[slot] = len(pages)
+        # in place and in stream order: what runs already still sees the old pages
         if self._device.type != "cpu":  # there the tensor is the same memory
             self.tensor.copy_(torch.from_numpy(self._pages.reshape(-1)))
+        self.table_SP.copy_(self.tensor.view_as(self.table_SP))
 
     def range(self, first: int, count: int) -> tuple[int, Tensor | None]:
         """Pages number first..first+count-1 of all slots' tables, all of one slot.
@@ -74,6 +80,14 @@ class PageTable:
 
 class PageStore(Protocol):
     """All pages of one array; a row is a page and its place there."""
+
+    @property
+    def source(self) -> RowSource:
+        """Where the rows lie, for ops that read and write them there."""
+
+    @property
+    def key_pages(self) -> KeyPages:
+        """The same for the index search."""
 
     @property
     def page_bytes(self) -> int:
@@ -120,6 +134,17 @@ class PlainPages:
         self._rows_BH = self._bytes.view(dtype).view(num_pages * page_rows, width)
         self._page_rows = page_rows
         self._rounds = row_format == "compressed"
+
+    @property
+    def source(self) -> RowSource:
+        """Where the rows lie."""
+        return RowSource("plain", self._rows_BH)
+
+    @property
+    def key_pages(self) -> KeyPages:
+        """The same for the index search."""
+        width, dtype = self._rows_BH.shape[1], self._rows_BH.dtype
+        return KeyPages(self._bytes, self._page_rows, width, packed=False, dtype=dtype)
 
     @property
     def page_bytes(self) -> int:
@@ -175,6 +200,7 @@ class PackedPages:
         *,
         row_format: RowFormat,
     ) -> None:
+        self._format, self._width = row_format, width
         self._packing = packing = Packing(row_format, width)
         self._dtype = dtype
         self._page_rows = page_rows
@@ -185,6 +211,17 @@ class PackedPages:
         self._unit = size if self.page_bytes % size == 0 else scale
         self._values = self._bytes.view(-1, self._unit)
         self._scales = self._bytes.view(-1, scale)
+
+    @property
+    def source(self) -> RowSource:
+        """Where the rows lie."""
+        return RowSource(self._format, self._bytes, page_rows=self._page_rows)
+
+    @property
+    def key_pages(self) -> KeyPages:
+        """The same for the index search."""
+        width, rows = self._width, self._page_rows
+        return KeyPages(self._bytes, rows, width, packed=True, dtype=self._dtype)
 
     @property
     def page_bytes(self) -> int:
@@ -265,6 +302,16 @@ class PagedRows:
     def page_bytes(self) -> int:
         """Bytes of a page."""
         return self._store.page_bytes
+
+    @property
+    def source(self) -> RowSource:
+        """Where the rows lie; row r of page p has number p * page_rows + r."""
+        return self._store.source
+
+    @property
+    def key_pages(self) -> KeyPages:
+        """The same for the index search."""
+        return self._store.key_pages
 
     def write(self, index_B: Tensor, rows_BH: Tensor) -> None:
         """Store rows; their numbers must differ from each other."""

@@ -58,6 +58,38 @@ class WindowPlan:
 
 
 @dataclass(frozen=True)
+class StagedWindow:
+    """A `WindowPlan` in the form that device ops take: int32, -1 for what is not there.
+
+    Attributes:
+        previous: ring rows to stage, segment after segment.
+        lists_TW: stage rows of every row's window, ascending positions.
+        targets_T: ring rows the call's rows go to, -1 for those that do not stay.
+        written: call rows that stay.
+        written_targets: ring rows they go to.
+    """
+
+    previous: Tensor
+    lists_TW: Tensor
+    targets_T: Tensor
+    written: Tensor
+    written_targets: Tensor
+
+    @classmethod
+    def of(cls, plan: WindowPlan) -> "StagedWindow":
+        """Rewrite a plan that is still on the host."""
+        targets_T = torch.full((len(plan.stage_TW),), -1, dtype=torch.int32)
+        targets_T[plan.written] = plan.targets.int()
+        return cls(
+            previous=plan.previous,
+            lists_TW=torch.where(plan.valid_TW, plan.stage_TW, -1).int(),
+            targets_T=targets_T,
+            written=plan.written,
+            written_targets=plan.targets.int(),
+        )
+
+
+@dataclass(frozen=True)
 class EntryPlan:
     """Compressed entries that a call completes at one ratio, and its compressor ring traffic.
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from twinspark.kernels import rounding
+from twinspark.kernels.cache_rows.source import RowSource
 
 Store = Literal["bf16", "packed"]
 RowFormat = Literal["window", "compressed", "index_key"]
@@ -41,6 +42,10 @@ class RowTable(Protocol):
 
 class RingTable(RowTable, Protocol):
     """Rows whose stored bytes can be taken out and put back."""
+
+    @property
+    def source(self) -> RowSource:
+        """Where the rows lie, for ops that read and write them there."""
 
     @property
     def row_bytes(self) -> int:
@@ -72,6 +77,11 @@ class PlainRows:
     def num_bytes(self) -> int:
         """Memory held."""
         return self._rows_BH.numel() * self._rows_BH.element_size()
+
+    @property
+    def source(self) -> RowSource:
+        """Where the rows lie."""
+        return RowSource("plain", self._rows_BH)
 
     @property
     def row_bytes(self) -> int:
@@ -154,6 +164,7 @@ class PackedRows:
         *,
         row_format: RowFormat,
     ) -> None:
+        self._format = row_format
         self._packing = packing = Packing(row_format, width)
         self._dtype = dtype
         self._values = torch.zeros(num_rows, packing.value_bytes, dtype=torch.uint8, device=device)
@@ -163,6 +174,11 @@ class PackedRows:
     def num_bytes(self) -> int:
         """Memory held."""
         return self._values.numel() + self._scales.numel()
+
+    @property
+    def source(self) -> RowSource:
+        """Where the rows lie."""
+        return RowSource(self._format, self._values, self._scales)
 
     @property
     def row_bytes(self) -> int:

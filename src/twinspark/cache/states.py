@@ -28,12 +28,14 @@ class Rings:
         config: which layers there are.
         windows: one a layer or draft block.
         open_rows: compressor rings of ratio-2 sources [rows, 2H], by source.
+        device: where all of them are.
     """
 
     layout: CacheLayout
     config: ModelConfig
     windows: Sequence[RingTable]
     open_rows: Mapping[int, Tensor]
+    device: torch.device
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ def save_state(
     pieces = [torch.tensor([position, start]).view(torch.uint8)]
     for part in _parts(rings, encoder_only):
         positions = torch.arange(position - part.reach, position)
-        rows = part.table.read_bytes(_ring_rows(layout, slot, positions)).cpu()
+        index = _ring_rows(layout, slot, positions).to(rings.device)
+        rows = part.table.read_bytes(index).cpu()
         first = start if part.is_decoder else 0
         if position - part.reach < first:
             rows = rows.masked_fill((positions < first)[:, None], 0)
@@ -104,7 +107,7 @@ def load_state(rings: Rings, slot: int, position: int, state: Tensor) -> int:
     for part in _parts(rings, sizes[len(state)]):
         rows = state[at : at + part.num_bytes].view(part.reach, -1)
         index = _ring_rows(layout, slot, torch.arange(position - part.reach, position))
-        part.table.write_bytes(index, rows)
+        part.table.write_bytes(index.to(rings.device), rows.to(rings.device))
         at += part.num_bytes
     for ring in rings.open_rows.values():
         place = slot * layout.ring_rows + (position - 1) % layout.ring_rows

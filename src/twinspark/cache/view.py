@@ -18,6 +18,7 @@ from twinspark.cache.split import SplitRows, own_pages
 from twinspark.config.model import ModelConfig
 from twinspark.distributed.collectives import Collectives
 from twinspark.errors import ConfigError
+from twinspark.kernels.places.places import PlaceSizes
 
 INDEX_SCRATCH_BYTES = 64 << 20
 
@@ -29,12 +30,15 @@ class Caches:
 
     Attributes:
         layout: sizes.
+        device: where everything is.
         store: "bf16" or "packed" rows (the same values).
         num_pages: of the pool.
         page_bytes: bytes of one page, all kv sources together.
         index_scratch_bytes: memory that scoring entries may take in a step.
         window_start: per slot, the first position whose window rows exist in layers above the
             first decoder layer: 0, or the start of a bounded replay (model specification 4.4, 6).
+        is_split: whether other ranks hold a part of the pages.
+        place_sizes: what `kernels/places` needs to know of the layout.
     """
 
     def __init__(
@@ -68,18 +72,19 @@ class Caches:
         """
         device = device or torch.device("cpu")
         layout = CacheLayout.of(config, num_slots, max_tokens, page_tokens=page_tokens)
-        self.layout = layout
-        self.store = store
+        self.layout, self.device, self.store = layout, device, store
         self.num_pages = pool_pages(layout, num_pages)
         self.page_bytes = page_bytes(config, page_tokens, store, dtype)
         self.index_scratch_bytes = index_scratch_bytes
         self.window_start = [0] * num_slots
+        self._starts_S = torch.zeros(num_slots, dtype=torch.int32, device=device)
+        self._known_starts = [0] * num_slots
+        self.place_sizes = _place_sizes(config, layout)
         self._windows = _windows(config, layout, store, dtype, device)
         self._rings = _open_rows(config, layout, dtype, device)
+        self.is_split = split_over is not None
         self._table = PageTable(num_slots, layout.slot_pages, device)
-        held = self.num_pages
-        if split_over is not None:
-            held = _own_part(config, page_tokens, held, split_over)
+        held = _own_part(config, page_tokens, self.num_pages, split_over)
 
         def paged(source: int, width: int, row_format: RowFormat) -> LongRows:
             rows = layout.page_entries(config.ratio(source))
@@ -93,7 +98,7 @@ class Caches:
         sources = config.kv_source_layer_ids
         self._rows = {s: paged(s, config.head_dim, "compressed") for s in sources}
         self._keys = {s: paged(s, config.index_head_dim, "index_key") for s in sources}
-        self._state = states.Rings(layout, config, self._windows, self._rings)
+        self._state = states.Rings(layout, config, self._windows, self._rings, device)
         if num_pages is None:
             self._bind_own_pages()
 
@@ -113,6 +118,20 @@ class Caches:
     def encoder_state_bytes(self) -> int:
         """Bytes of a saved state without what only decoder layers and draft blocks read."""
         return states.state_bytes(self._state, encoder_only=True)
+
+    @property
+    def starts_S(self) -> Tensor:
+        """`window_start` as int32 on the device, for ops that work out places there."""
+        if self._known_starts != self.window_start:
+            # in place and in stream order, as page tables are
+            self._starts_S.copy_(torch.tensor(self.window_start, dtype=torch.int32))
+            self._known_starts = list(self.window_start)
+        return self._starts_S
+
+    @property
+    def page_table_SP(self) -> Tensor:
+        """Pages of every slot, int32 [slots, pages], -1 for none, on the device."""
+        return self._table.table_SP
 
     def window(self, layer: int) -> RingTable:
         """Window ring of a layer or draft block: row slot * window_rows + position mod it."""
@@ -174,6 +193,16 @@ class Caches:
         self.window_start[slot] = states.load_state(self._state, slot, position, state)
 
 
+def _place_sizes(config: ModelConfig, layout: CacheLayout) -> PlaceSizes:
+    return PlaceSizes(
+        window=layout.window,
+        window_rows=layout.window_rows,
+        ring_rows=layout.ring_rows,
+        page_tokens=layout.page_tokens,
+        pairs=config.qk_rope_head_dim // 2,
+    )
+
+
 def _windows(
     config: ModelConfig, layout: CacheLayout, store: Store, dtype: torch.dtype, device: torch.device
 ) -> list[RingTable]:
@@ -197,8 +226,12 @@ def _open_rows(
     return {source: torch.zeros(shape, dtype=wide, device=device) for source in sources}
 
 
-def _own_part(config: ModelConfig, page_tokens: int, num_pages: int, group: Collectives) -> int:
+def _own_part(
+    config: ModelConfig, page_tokens: int, num_pages: int, group: Collectives | None
+) -> int:
     """Pages a rank holds; a block of entries counts as one, so it must not lie on two ranks."""
+    if group is None:
+        return num_pages
     size, source = config.candidate_block_size, config.candidate_source_layer_id
     if source >= 0 and page_tokens // config.ratio(source) % size:
         raise ConfigError(

@@ -1,18 +1,22 @@
 """Runs plans on the model: numbers in, logits and drafts out. Every rank has one.
 
 Owns the caches, the saved states and the hand-over between host and device; decides nothing.
-Static buffers and captured graphs will live here. Read next: `plan.py`, `model/transformer.py`.
+Read next: `plan.py`, `rounds.py`, `model/transformer.py`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from twinspark.cache.rows import Store
+from twinspark.cache.upload import download
 from twinspark.config.model import ModelConfig
 from twinspark.engine.plan import (
     BindPages,
@@ -24,9 +28,12 @@ from twinspark.engine.plan import (
     SaveState,
     StepPlan,
 )
+from twinspark.engine.rounds import Rounds
+from twinspark.engine.sampler import ChoiceRule
 from twinspark.model.step import DraftRequest, DraftResult, Span, StepInput, StepOutput
 
 Logits = npt.NDArray[np.float32]
+NO_RULES: Mapping[int, ChoiceRule] = MappingProxyType({})
 
 
 class PagedCaches(Protocol):
@@ -84,6 +91,10 @@ class Model(Protocol):
 class Followers(Protocol):
     """The other ranks, which are sent every plan before this rank runs it."""
 
+    @property
+    def compares(self) -> bool:
+        """Whether `check` wants the logits of every plan."""
+
     def step(self, plan: StepPlan) -> None:
         """Have them run a plan."""
 
@@ -96,6 +107,8 @@ class Followers(Protocol):
 
 class NoFollowers:
     """One rank: nobody to tell."""
+
+    compares = False
 
     def step(self, plan: StepPlan) -> None:
         """Nothing to do."""
@@ -112,14 +125,15 @@ class StepLogits:
     """Logits of one plan.
 
     Attributes:
-        windows: slot -> [rows of its window, V] fp32.
+        windows: slot -> [rows of its window, V] fp32; slots that are in `chosen` may be left out.
         pieces: slot -> [rows of its piece, V] fp32, for pieces that want them.
-        all_RV: every row's logits, windows first; what ranks compare.
+        chosen: slot -> what follows each row of its window, for rules that a device has followed;
+            -1 where there is nothing to choose.
     """
 
     windows: dict[int, Logits]
     pieces: dict[int, Logits]
-    all_RV: Logits
+    chosen: dict[int, tuple[int, ...]]
 
 
 class Runner:
@@ -130,15 +144,28 @@ class Runner:
     """
 
     def __init__(
-        self, model: Model, caches: PagedCaches, *, followers: Followers | None = None
+        self,
+        model: Model,
+        caches: PagedCaches,
+        *,
+        followers: Followers | None = None,
+        banned_V: npt.NDArray[np.bool_] | None = None,
     ) -> None:
+        """`banned_V` is what no request may choose, for choices that are made on the device."""
         self._model = model
         self._followers = followers or NoFollowers()
         self.caches = caches
         self._states: dict[int, Any] = {}
+        self._rounds = Rounds.of(model, caches, banned_V)
 
-    def run(self, plan: StepPlan) -> StepLogits:
-        """Run a plan, on the followers too."""
+    def run(self, plan: StepPlan, rules: Mapping[int, ChoiceRule] = NO_RULES) -> StepLogits:
+        """Run a plan, on the followers too.
+
+        Args:
+            plan: what to run.
+            rules: by slot, where nothing but a rule decides what follows the window's rows; a
+                device may then choose, which spares the way of the logits.
+        """
         self._followers.step(plan)
         for op in plan.ops:
             self._apply(op)
@@ -155,24 +182,70 @@ class Runner:
             history=tuple(part.history for part in planned),
             logit_rows=rows,
         )
-        out = self._model.forward(step, self.caches)
-        logits_RV = to_host(out.logits_RV)
+        with self._on_device():
+            if self._rounds is not None and self._rounds.fits(step):
+                return self._round(self._rounds, step, plan, rules)
+            logits_RV = to_host(self._model.forward(step, self.caches).logits_RV)
         assert logits_RV.shape[0] == len(rows), "a wanted row has no logits"
         self._followers.check(logits_RV)
         return _by_slot(plan, logits_RV)
+
+    def _round(
+        self, rounds: Rounds, step: StepInput, plan: StepPlan, rules: Mapping[int, ChoiceRule]
+    ) -> StepLogits:
+        """A recorded round; logits are brought over for slots without a rule, or to compare."""
+        logits_TV, tokens_T = rounds.run(step, [rules.get(w.slot) for w in plan.windows])
+        windows: dict[int, Logits] = {}
+        if self._followers.compares:
+            logits_RV = to_host(logits_TV)
+            self._followers.check(logits_RV)
+            windows = _by_slot(plan, logits_RV).windows
+        tokens = download(tokens_T).tolist() if rules else []
+        chosen: dict[int, tuple[int, ...]] = {}
+        start = 0
+        for window in plan.windows:
+            part = slice(start, start + len(window.ids))
+            start = part.stop
+            if window.slot in rules:
+                chosen[window.slot] = tuple(tokens[part])
+            elif window.slot not in windows:
+                windows[window.slot] = to_host(logits_TV[part])
+        return StepLogits(windows=windows, pieces={}, chosen=chosen)
 
     def draft(
         self,
         requests: Sequence[DraftRequest],
         pick: Callable[[int, int, Logits], int] | None,
+        rules: Sequence[ChoiceRule] | None = None,
     ) -> list[DraftResult]:
-        """Let the draft blocks propose; `pick` sees host logits [V] fp32, None on followers."""
+        """Let the draft blocks propose.
+
+        Args:
+            requests: what to draft for.
+            pick: sees host logits [V] fp32; None on followers.
+            rules: of the requests, where nothing else decides; a device may then choose by them
+                instead of asking `pick`.
+        """
         self._followers.draft(requests)
         if pick is None:
             return self._model.draft(requests, self.caches, None)
-        return self._model.draft(
-            requests, self.caches, lambda n, j, logits_V: pick(n, j, to_host(logits_V))
-        )
+
+        def pick_row(number: int, j: int, logits_V: Tensor) -> int:
+            return pick(number, j, to_host(logits_V))
+
+        with self._on_device():
+            if self._rounds is None:
+                return self._model.draft(requests, self.caches, pick_row)
+            found = None
+            if rules is not None:
+                found = self._rounds.draft_by_rules(requests, rules)
+            return self._rounds.draft(requests, pick_row) if found is None else found
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        """Every thread that runs a plan has a current CUDA device of its own."""
+        device = getattr(self._model, "device", None)
+        is_cuda = isinstance(device, torch.device) and device.type == "cuda"
+        return torch.cuda.device(device) if is_cuda else nullcontext()
 
     def _apply(self, op: CacheOp) -> None:
         match op:
@@ -214,10 +287,10 @@ def _by_slot(plan: StepPlan, logits_RV: Logits) -> StepLogits:
         if part.wants_logits:
             pieces[part.slot] = logits_RV[start : start + len(part.ids)]
             start += len(part.ids)
-    return StepLogits(windows=windows, pieces=pieces, all_RV=logits_RV)
+    return StepLogits(windows=windows, pieces=pieces, chosen={})
 
 
 def to_host(logits: Tensor) -> Logits:
     """Logits as fp32 in host memory; shares memory where it can."""
-    array: Logits = logits.detach().float().cpu().numpy()
+    array: Logits = download(logits.detach().float()).numpy()
     return array

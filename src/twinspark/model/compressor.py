@@ -7,9 +7,12 @@ of the call, B completed entries, H head size. Read next: `kernels/compressor.py
 import torch
 from torch import Tensor
 
+from twinspark.cache.pages import PagedRows
 from twinspark.cache.plan import EntryPlan
 from twinspark.cache.view import Caches
+from twinspark.kernels.cache_rows.rows import key_rows, latent_rows, pool_rows
 from twinspark.kernels.compressor import pool_pair
+from twinspark.kernels.places.places import EntryPlaces
 from twinspark.kernels.rms_norm import rms_norm
 from twinspark.kernels.rounding import qdq4x32
 from twinspark.model.linear import ModelLoader
@@ -34,6 +37,9 @@ class Compressor:
 
     def publish(self, x_TD: Tensor, rows: Rows, caches: Caches) -> None:
         """Write the rows and keys of every entry these rows complete, and the ring."""
+        if rows.places is not None:
+            self._publish_placed(x_TD, rows.places.entries[self.ratio], caches)
+            return
         plan = rows.entries(self.ratio)
         kv_TH = self._wkv.wide(x_TD)
         if self._wgate is None:
@@ -50,6 +56,25 @@ class Compressor:
         caches.keys(self.layer).write(plan.targets, key_B)
         # the table rounds: rounding rows of small scale twice would move them (trap 11)
         caches.rows(self.layer).write(plan.targets, angles.rotate(latent_BH))
+
+    def _publish_placed(self, x_TD: Tensor, entries: EntryPlaces, caches: Caches) -> None:
+        """The same for every row of the call; rows that complete no entry write nothing."""
+        gate_TH = self._wgate.wide(x_TD) if self._wgate is not None else None
+        rows, keys = caches.rows(self.layer), caches.keys(self.layer)
+        assert isinstance(rows, PagedRows) and isinstance(keys, PagedRows)
+        latent_TH = pool_rows(
+            self._wkv.wide(x_TD), gate_TH, self._norm_H, entries.target_T,
+            eps=self._eps, dtype=x_TD.dtype,
+            ring=caches.ring(self.layer) if gate_TH is not None else None,
+            ring_T=entries.ring_T, previous_T=entries.previous_T,
+            ring_rows=caches.layout.ring_rows,
+        )  # fmt: skip
+        cos_TP, sin_TP, target_T = entries.cos_TP, entries.sin_TP, entries.target_T
+        key_rows(
+            self._wk(latent_TH), self._k_norm, cos_TP, sin_TP,
+            eps=self._eps, store=keys.source, targets_T=target_T,
+        )  # fmt: skip
+        latent_rows(latent_TH, cos_TP, sin_TP, store=rows.source, targets_T=target_T)
 
     def _pool(self, kv_TH: Tensor, gate_TH: Tensor, plan: EntryPlan, caches: Caches) -> Tensor:
         ring = caches.ring(self.layer)

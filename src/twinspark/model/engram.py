@@ -8,9 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from twinspark.cache.upload import upload
 from twinspark.config.model import ModelConfig
 from twinspark.errors import ConfigError
-from twinspark.kernels.engram import EngramHash, engram_gate
+from twinspark.kernels.engram import EngramHash
+from twinspark.kernels.engram_gate.gate import dequant_rows, gate_rows
 from twinspark.model.linear import ModelLoader
 from twinspark.model.step import StepInput
 
@@ -51,7 +53,9 @@ class StepHash:
     def rows(self, step: StepInput) -> Tensor:
         """Row ids of a step, int64 [T, Engram layers, columns]."""
         reach = self._config.engram_max_ngram_size - 1
-        parts, first = [], 0
+        columns = self._config.engram_n_heads * reach
+        parts = [np.zeros((0, len(self._config.engram_layer_ids), columns), np.int64)]
+        first = 0
         for span, history in zip(step.spans, step.history, strict=True):
             ids = np.asarray(step.ids_T[first : first + span.count], np.int64)
             before = np.asarray(history[-reach:], np.int64)[-min(reach, span.first) :]
@@ -78,27 +82,40 @@ class Engram:
         self.index = config.engram_layer_ids.index(layer)
         self._config = config
         self._table = loader.weights.engram_rows(layer)
+        self._cache_dir = loader.kernel_cache
         self._wkv = loader.linear(f"{prefix}.wkv")
         # only the product of the two is ever used (model specification 3.9)
         self._qk_CD = loader.plain(f"{prefix}.q_weight") * loader.plain(f"{prefix}.k_weight")
 
-    def __call__(self, x_TCD: Tensor, hash_TLC: Tensor, image_T: Tensor | None = None) -> Tensor:
+    def gather(self, hash_TLC: Tensor) -> Tensor:
+        """Table rows side by side, bf16 [T, columns * width], on the host.
+
+        Args:
+            hash_TLC: their numbers, [T, Engram layers, columns].
+        """
+        return self._table.gather(hash_TLC[:, self.index]).flatten(1)
+
+    def rows(self, hash_TLC: Tensor, device: torch.device) -> Tensor:
+        """The same on a device; a CUDA device dequantizes them itself."""
+        found = None
+        if device.type == "cuda":
+            found = self._table.gather_bytes(hash_TLC[:, self.index])
+        if found is None:
+            return upload([self.gather(hash_TLC)], device)[0]
+        values, scales = upload(found, device)
+        rows = dequant_rows(values.flatten(0, 1), scales.flatten(0, 1), cache_dir=self._cache_dir)
+        return rows.view(len(hash_TLC), -1)
+
+    def __call__(self, x_TCD: Tensor, table_TK: Tensor, image_T: Tensor | None = None) -> Tensor:
         """Inject into the streams.
 
         Args:
             x_TCD: streams.
-            hash_TLC: the rows' table rows, [T, Engram layers, columns].
+            table_TK: the rows' table rows side by side.
             image_T: rows of image spans, whose gate is 0.
         """
-        num, streams, hidden = x_TCD.shape
-        rows = self._table.gather(hash_TLC[:, self.index]).to(x_TCD.dtype)
-        kv = self._wkv(rows.reshape(num, -1))
-        key_TCD, value_TD = kv[:, : streams * hidden], kv[:, streams * hidden :]
-        return engram_gate(
-            x_TCD,
-            key_TCD.reshape(num, streams, hidden),
-            value_TD.contiguous(),
-            self._qk_CD,
-            image_T,
-            eps=self._config.rms_norm_eps,
-        )
+        kv_TE = self._wkv(table_TK.to(x_TCD.dtype))
+        return gate_rows(
+            x_TCD, kv_TE, self._qk_CD, image_T,
+            eps=self._config.rms_norm_eps, cache_dir=self._cache_dir,
+        )  # fmt: skip

@@ -24,7 +24,9 @@ class ExpertBank:
         """Prepare matrices of one shape, set after set."""
         exl3 = [m for m in matrices if isinstance(m, Exl3Matrix) and m.bias is None]
         self._wide = loader.wide
-        self._grouped = prepare_experts(exl3, sets) if len(exl3) == len(matrices) else None
+        # CUDA bodies keep weights packed and take one matrix a call
+        is_grouped = len(exl3) == len(matrices) and loader.device.type == "cpu"
+        self._grouped = prepare_experts(exl3, sets) if is_grouped else None
         self._per_set = len(matrices) // sets
         self._single: list[Linear] = []
         if self._grouped is None:

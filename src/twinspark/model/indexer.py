@@ -10,31 +10,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from twinspark.cache.pages import PagedRows
 from twinspark.cache.view import Caches
 from twinspark.kernels.elementwise import compute_dtype
+from twinspark.kernels.index import Wanted, select_entries
 from twinspark.kernels.index_search import Search, search
 from twinspark.kernels.rounding import qdq4x32
+from twinspark.model.attention_weights import Listed, Lists
 from twinspark.model.linear import ModelLoader
 from twinspark.model.rows import Rows
-
-
-@dataclass(frozen=True)
-class Selection:
-    """What one index source chose, for the rows of the call that are still running.
-
-    Attributes:
-        entries_TK: ascending, -1 padding last.
-        valid_TK: entries_TK >= 0.
-        rows_TKH: the compressed rows themselves, read once for all layers that share them.
-    """
-
-    entries_TK: Tensor
-    valid_TK: Tensor
-    rows_TKH: Tensor
-
-    def narrow(self, places: Tensor) -> "Selection":
-        """Keep the rows at `places`."""
-        return Selection(self.entries_TK[places], self.valid_TK[places], self.rows_TKH[places])
 
 
 @dataclass
@@ -42,17 +26,20 @@ class CallState:
     """Scratch of one forward call; nothing here outlives it (model specification 4.1).
 
     Attributes:
-        selections: newest selection by index source.
+        selections: what the newest selection of an index source lets rows read.
         candidates: the candidate source's blocks [T, B] by slot, one row a running row of the
             slot; a slot whose rows may choose from all blocks is not there.
+        blocks_TB: the same for all rows at once where rows are placed; None is all blocks.
     """
 
-    selections: dict[int, Selection] = field(default_factory=dict)
+    selections: dict[int, Lists] = field(default_factory=dict)
     candidates: dict[int, Tensor] = field(default_factory=dict)
+    blocks_TB: Tensor | None = None
 
     def narrow(self, places: Tensor, kept: Rows) -> None:
         """Keep what the remaining rows need; a slot's remaining rows are its last ones."""
         self.selections = {k: s.narrow(places) for k, s in self.selections.items()}
+        self.blocks_TB = None if self.blocks_TB is None else self.blocks_TB[places]
         counts = {s.slot: s.count for s in kept.segments}
         self.candidates = {
             slot: blocks[len(blocks) - counts[slot] :]
@@ -85,7 +72,7 @@ class Indexer:
         """
         limit = self._config.index_topk
         visible_T = rows.visible_T(self.ratio)
-        places_K = torch.arange(limit)
+        places_K = torch.arange(limit, device=visible_T.device)
         entries_TK = torch.where(places_K < visible_T[:, None], places_K, -1)
         query = None
         first_row = 0
@@ -102,6 +89,39 @@ class Indexer:
                 caches, call,
             )  # fmt: skip
         return entries_TK
+
+    def select_placed(
+        self, x_TD: Tensor, qr_TR: Tensor, rows: Rows, caches: Caches, call: CallState
+    ) -> Listed:
+        """The same where rows are placed: the chosen compressed rows where they lie."""
+        config, angles = self._config, rows.angles(self._inv_freq)
+        table, keys = caches.rows(self.source), caches.keys(self.source)
+        assert rows.places is not None and isinstance(table, PagedRows)
+        assert isinstance(keys, PagedRows)
+        is_source = self.layer == config.candidate_source_layer_id
+        is_bound = config.uses_candidates(self.layer)
+        found = select_entries(
+            self._wq_b(qr_TR).view(len(rows), config.index_n_heads, config.index_head_dim),
+            self._weights_proj(x_TD),
+            angles.cos_TP,
+            angles.sin_TP,
+            index_scale=config.index_scale,
+            visible_T=rows.places.entries[self.ratio].visible_T,
+            slots_T=rows.slots32_T,
+            page_table=caches.page_table_SP,
+            keys=keys.key_pages,
+            wanted=Wanted(
+                k=config.index_topk,
+                max_entries=rows.most_entries(self.ratio),
+                block_size=config.candidate_block_size if is_source or is_bound else 1,
+                top_blocks=config.candidate_topk_blocks if is_source else 0,
+                candidates_TB=call.blocks_TB if is_bound else None,
+                scratch_bytes=caches.index_scratch_bytes,
+            ),
+        )
+        if is_source:
+            call.blocks_TB = found.blocks_TB
+        return Listed(((table.source, found.physical_TK),))
 
     def _query(self, x_TD: Tensor, qr_TR: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         config = self._config

@@ -27,6 +27,8 @@ def load_model(
     virtual_shards: int = 2,
     group: Collectives | None = None,
     dtype: torch.dtype = torch.bfloat16,
+    device: torch.device | None = None,
+    kernel_cache: Path | None = None,
     token_map: npt.NDArray[np.integer] | None = None,
     on_progress: Callable[[float], None] | None = None,
 ) -> Transformer:
@@ -37,6 +39,8 @@ def load_model(
         virtual_shards: V of design D17, 2 or 4; another V gives other bits.
         group: the ranks; a single one when None.
         dtype: bfloat16, or float64 for the wide reference (nothing is rounded but the caches).
+        device: where it runs; the CPU when None.
+        kernel_cache: folder where compiled kernels are kept between processes, or None.
         token_map: raw id to compressed id; derived from the pack's tokenizer when None. Only
             models with Engram layers need one.
         on_progress: called with fractions 0..1.
@@ -55,6 +59,8 @@ def load_model(
         group=group or SingleRank(),
         virtual_shards=virtual_shards,
         dtype=dtype,
+        device=device,
+        kernel_cache=kernel_cache,
         on_progress=on_progress,
     )
     with torch.inference_mode():

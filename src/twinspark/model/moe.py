@@ -14,12 +14,20 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from twinspark.distributed.collectives import sum_shards
 from twinspark.kernels.elementwise import silu
+from twinspark.kernels.exl3.linear import Exl3Matrix
+from twinspark.kernels.experts import (
+    ShardExperts,
+    experts_forward,
+    prepare_shard_experts,
+    route_rows,
+    why_not_packed,
+)
 from twinspark.kernels.router import prune, route
 from twinspark.model.experts import ExpertBank
-from twinspark.model.linear import ModelLoader, shard_slice
+from twinspark.model.linear import ModelLoader, shard_slice, tensor_bytes
 from twinspark.model.rows import UNMARKED, RowMarks
+from twinspark.model.streams import outputs_of
 
 
 @dataclass(frozen=True)
@@ -50,12 +58,12 @@ def pair_up(
         flat = flat.masked_fill(~kept_TA.reshape(-1), num_experts)
     order = torch.sort(flat, stable=True).indices
     places = torch.empty_like(order)
-    places[order] = torch.arange(len(order))
+    places[order] = torch.arange(len(order), device=order.device)
     if kept_TA is not None:
         num_kept = int(kept_TA.sum())
         order = order[:num_kept]
         places = places.masked_fill_(places >= num_kept, num_kept + num)
-    everyone = torch.arange(num)
+    everyone = torch.arange(num, device=order.device)
     ones = weights_TA.new_ones(num)
     return Pairs(
         tokens_P=torch.cat([order // active, everyone]),
@@ -123,11 +131,16 @@ class MoE:
         self._num_experts = config.num_experts(layer)
         self._active = config.experts_per_token(layer)
         self._group = loader.group
-        self._gate = loader.plain_linear(f"{prefix}.gate.weight")
+        gate = f"{prefix}.gate.weight"
         self._bias_E = loader.plain(f"{prefix}.gate.bias")
         # packs without an image bias route images as text (model specification, section 9)
         image_bias = f"{prefix}.gate.bias_vl"
         self._image_bias_E = loader.plain(image_bias) if loader.has(image_bias) else self._bias_E
+        self._packed = packed_experts(loader, prefix, self._num_experts)
+        if self._packed:
+            self._gate_ED = loader.weights.plain(gate).to(loader.device).contiguous()
+            return
+        self._gate = loader.plain_linear(gate)
         size, total = config.moe_intermediate_size, loader.virtual_shards
         widths = groupby(loader.shards, key=lambda s: _width(shard_slice(size, total, s)))
         self._experts = [
@@ -135,10 +148,12 @@ class MoE:
         ]
 
     def __call__(self, x_TD: Tensor, marks: RowMarks = UNMARKED) -> Tensor:
-        """[T, D] in the dtype of x.
+        """The layer's output as `outputs_of` gives it.
 
         Rows of image spans are routed by their own bias; pruned rows run fewer experts.
         """
+        if self._packed:
+            return self._on_device(x_TD, marks)
         config = self._config
         logits_TE = self._gate.wide(x_TD)
         if config.gate_temp != 1.0:
@@ -154,7 +169,43 @@ class MoE:
             weights_TA, kept_TA = prune(ids_TA, weights_TA, marks.pruned_T)
         pairs = pair_up(ids_TA, weights_TA, self._num_experts, kept_TA)
         partials = [part for shards in self._experts for part in shards(x_TD, pairs)]
-        return sum_shards(partials, self._group, x_TD.dtype)
+        return outputs_of(torch.stack(partials), self._group, x_TD.dtype)
+
+    def _on_device(self, x_TD: Tensor, marks: RowMarks) -> Tensor:
+        config = self._config
+        ids_TA, weights_TA = route_rows(
+            x_TD, self._gate_ED, self._bias_E,
+            k=self._active, scale=config.routed_scaling_factor, temperature=config.gate_temp,
+            image_bias_E=self._image_bias_E, image_T=marks.image_T,
+        )  # fmt: skip
+        kept_TA = None
+        if marks.pruned_T is not None:
+            weights_TA, kept_TA = prune(ids_TA, weights_TA, marks.pruned_T)
+        partials_STD = experts_forward(x_TD, ids_TA, weights_TA, kept_TA, self._packed)
+        return outputs_of(partials_STD, self._group, x_TD.dtype)
+
+
+def packed_experts(loader: ModelLoader, prefix: str, num_experts: int) -> list[ShardExperts]:
+    """This rank's shards of a layer's experts, packed on the device; empty where they cannot be.
+
+    CPUs decode them, and so do devices whose kernels do not take a pack's widths.
+    """
+    if not loader.is_fused:
+        return []
+    names = [f"{prefix}.experts.{e}" for e in range(num_experts)] + [f"{prefix}.shared_experts"]
+    size, found = loader.config.moe_intermediate_size, []
+    for shard in loader.shards:
+        part = shard_slice(size, loader.virtual_shards, shard)
+        gate = [loader.matrix(f"{name}.w1", cols=part) for name in names]
+        up = [loader.matrix(f"{name}.w3", cols=part) for name in names]
+        down = [loader.matrix(f"{name}.w2", rows=part) for name in names]
+        exl3 = [m for m in (*gate, *up, *down) if isinstance(m, Exl3Matrix)]
+        if len(exl3) < 3 * len(names) or why_not_packed(exl3) is not None:
+            return []
+        gates, ups, downs = (exl3[i * len(names) : (i + 1) * len(names)] for i in range(3))
+        found.append(prepare_shard_experts(gates, ups, downs, limit=loader.config.swiglu_limit))
+        loader.num_bytes += sum(tensor_bytes(m.trellis, m.suh, m.svh) for m in exl3)
+    return found
 
 
 def _width(part: slice) -> int:

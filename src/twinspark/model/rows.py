@@ -5,27 +5,35 @@ Owns which rows run where (model specification, section 6); what cache rows they
 Read next: `csa.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from twinspark.cache.layout import CacheLayout
+from twinspark.cache.layout import RING_ROWS, CacheLayout
 from twinspark.cache.plan import (
     EntryPlan,
     Segment,
+    StagedWindow,
     WindowPlan,
     plan_entries,
     plan_window,
     positions_of,
     slots_of,
 )
+from twinspark.cache.upload import upload, upload_plan
 from twinspark.config.model import ModelConfig
-from twinspark.kernels.rope import rope_table, rotate
+from twinspark.kernels.places.places import Places, rope_angles
+from twinspark.kernels.rope import rotate
 from twinspark.model.step import Span
+
+Locate = Callable[[Tensor, Tensor], Places]
+"""(positions int32 [T], slots int32 [T]) -> places."""
 
 
 class Angles:
@@ -33,16 +41,18 @@ class Angles:
 
     def __init__(self, positions_T: Tensor, inv_freq: Tensor) -> None:
         """Positions [T] and one of the model's two frequency tensors."""
-        self._cos_TP, self._sin_TP = rope_table(positions_T, inv_freq)
-        self._minus_sin_TP = -self._sin_TP
+        if positions_T.is_cuda:
+            positions_T = positions_T.int()
+        self.cos_TP, self.sin_TP = rope_angles(positions_T, inv_freq)
+        self._minus_sin_TP = -self.sin_TP
 
     def rotate(self, x: Tensor) -> Tensor:
         """Rotate the last dimensions of [T, H] or [T, N, H]."""
-        return rotate(x, self._cos_TP, self._sin_TP)
+        return rotate(x, self.cos_TP, self.sin_TP)
 
     def rotate_back(self, x: Tensor) -> Tensor:
         """The inverse rotation."""
-        return rotate(x, self._cos_TP, self._minus_sin_TP)
+        return rotate(x, self.cos_TP, self._minus_sin_TP)
 
 
 @dataclass(frozen=True)
@@ -80,13 +90,27 @@ class Rows:
         spans: the span each segment came from; its segment is a suffix of it.
         numbers: [T] numbers of these rows in the step's own order.
         marks: what sets some of them apart.
+        device: where their tensors are, the CPU unless said otherwise.
+        places: where ops on a device read and write, and angles; None where rows are planned on
+            the host alone (the CPU, float64 models, pools that are split over ranks).
     """
 
     def __init__(
-        self, spans: Sequence[Span], layout: CacheLayout, *, lowest: Sequence[int] | None = None
+        self,
+        spans: Sequence[Span],
+        layout: CacheLayout,
+        device: torch.device | None = None,
+        *,
+        lowest: Sequence[int] | None = None,
+        locate: Locate | None = None,
     ) -> None:
-        """Take the rows of `spans` whose positions are at least `lowest` (all when None)."""
+        """Take the rows of `spans` whose positions are at least `lowest` (all when None).
+
+        `locate` makes places of positions and slots, if rows shall have any.
+        """
         self.layout = layout
+        self._locate = locate
+        self.device = device or torch.device("cpu")
         segments, kept, numbers, row = [], [], [], 0
         for number, span in enumerate(spans):
             first = span.first if lowest is None else max(span.first, lowest[number])
@@ -103,32 +127,73 @@ class Rows:
         self._windows: dict[tuple[int, ...], WindowPlan] = {}
         self._entries: dict[int, EntryPlan] = {}
         self._visible: dict[int, Tensor] = {}
+        self._staged: dict[tuple[int, ...], StagedWindow] = {}
         self._angles: dict[tuple[int, int], Angles] = {}
 
     def __len__(self) -> int:
         return len(self.numbers)
 
-    @cached_property
+    @property
     def positions_T(self) -> Tensor:
         """Absolute positions, int64."""
-        return torch.from_numpy(positions_of(self.segments))
+        return self._addresses[0]
 
-    @cached_property
+    @property
     def slots_T(self) -> Tensor:
         """Slots, int64."""
-        return torch.from_numpy(slots_of(self.segments))
+        return self._addresses[1]
+
+    @cached_property
+    def _addresses(self) -> list[Tensor]:
+        found = [torch.from_numpy(f(self.segments)) for f in (positions_of, slots_of)]
+        return upload([*found, *(array.int() for array in found)], self.device)
+
+    @property
+    def slots32_T(self) -> Tensor:
+        """Slots, int32."""
+        return self._addresses[3]
+
+    def most_entries(self, ratio: int) -> int:
+        """Entries that the row sees which sees most; at least 1."""
+        return max([1, *((s.first + s.count) // ratio for s in self.segments)])
+
+    @cached_property
+    def places(self) -> Places | None:
+        """See above."""
+        return None if self._locate is None else self._placed(self._locate)
+
+    def _placed(self, locate: Locate) -> Places:
+        return locate(*self._addresses[2:])
+
+    @property
+    def reads_rings(self) -> bool:
+        """Whether rings have room for all rows at once: then rows are written before any is read.
+
+        A ring holds RING_ROWS positions more than a window shows.
+        """
+        return all(s.count <= RING_ROWS for s in self.segments)
+
+    def staged(self, starts: Sequence[int]) -> StagedWindow:
+        """Window traffic of rows that do not fit the rings, as device ops take it."""
+        key = tuple(starts[s.slot] for s in self.segments)
+        if key not in self._staged:
+            plan = StagedWindow.of(plan_window(self.segments, self.layout, key))
+            self._staged[key] = upload_plan(plan, self.device)
+        return self._staged[key]
 
     def window(self, starts: Sequence[int]) -> WindowPlan:
         """Window traffic; `starts` is the first existing position per slot."""
         key = tuple(starts[s.slot] for s in self.segments)
         if key not in self._windows:
-            self._windows[key] = plan_window(self.segments, self.layout, key)
+            plan = plan_window(self.segments, self.layout, key)
+            self._windows[key] = upload_plan(plan, self.device)
         return self._windows[key]
 
     def entries(self, ratio: int) -> EntryPlan:
         """Compressed entries these rows complete."""
         if ratio not in self._entries:
-            self._entries[ratio] = plan_entries(self.segments, self.layout, ratio)
+            plan = plan_entries(self.segments, self.layout, ratio)
+            self._entries[ratio] = upload_plan(plan, self.device)
         return self._entries[ratio]
 
     def angles(self, inv_freq: Tensor) -> Angles:
@@ -169,15 +234,15 @@ class Rows:
             replace(span, first=s.first, count=s.count)
             for s, span in zip(self.segments, self.spans, strict=True)
         ]
-        rows = Rows(inside, self.layout, lowest=lowest)
+        rows = Rows(inside, self.layout, self.device, lowest=lowest, locate=self._locate)
         if self.marks is not UNMARKED:
-            rows.marks = self.marks.narrow(torch.from_numpy(rows.numbers))
+            rows.marks = self.marks.narrow(self._uploaded(rows.numbers))
         rows.numbers = self.numbers[rows.numbers]
         return rows
 
     def mark(self, ids_T: Sequence[int], image_id: int) -> None:
         """Note what sets rows of the whole step apart: tokens of images, flags of spans."""
-        image_T = torch.tensor(ids_T) == image_id if image_id in ids_T else None
+        image_T = self._uploaded(np.array(ids_T) == image_id) if image_id in ids_T else None
         pruned_T = self._flags([s.is_pruned for s in self.spans])
         bf16_mixing_T = self._flags([s.has_bf16_mixing for s in self.spans])
         if not (image_T is None and pruned_T is None and bf16_mixing_T is None):
@@ -186,13 +251,16 @@ class Rows:
     def _flags(self, flags: Sequence[bool]) -> Tensor | None:
         if not any(flags):
             return None
-        return torch.from_numpy(np.repeat(np.array(flags), [s.count for s in self.segments]))
+        return self._uploaded(np.repeat(np.array(flags), [s.count for s in self.segments]))
 
     def places_of(self, kept: "Rows") -> Tensor | None:
         """Where `kept`'s rows are among these; None when they are all of these."""
         if len(kept) == len(self):
             return None
-        return torch.from_numpy(np.searchsorted(self.numbers, kept.numbers))
+        return self._uploaded(np.searchsorted(self.numbers, kept.numbers))
+
+    def _uploaded(self, array: npt.NDArray[Any]) -> Tensor:
+        return upload([torch.from_numpy(array)], self.device)[0]
 
 
 def _lowest(span: Span, layer: int, config: ModelConfig) -> int:

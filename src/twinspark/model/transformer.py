@@ -5,7 +5,7 @@ is in `step.py`. Letters: T rows of the call, C streams, D hidden, V vocabulary.
 Read next: `layer.py`, `csa.py`, `engram.py`, `dspark.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -14,19 +14,20 @@ from torch import Tensor
 
 from twinspark.cache.layout import PAGE_TOKENS
 from twinspark.cache.rows import Store
+from twinspark.cache.upload import upload
 from twinspark.cache.view import INDEX_SCRATCH_BYTES, Caches
-from twinspark.kernels.elementwise import compute_dtype
-from twinspark.kernels.hyper_connections import collapse
-from twinspark.kernels.rms_norm import rms_norm
+from twinspark.kernels.places.places import Places, decode_places
+from twinspark.kernels.plain.norm import embed_streams
 from twinspark.model.csa import Attention
+from twinspark.model.decode import DecodeRound, DecodeRows, DraftRound
 from twinspark.model.dspark import DSpark, Pick
 from twinspark.model.engram import Engram, StepHash
-from twinspark.model.hyper_connections import first_pre
 from twinspark.model.indexer import CallState
 from twinspark.model.layer import Layer
 from twinspark.model.linear import ModelLoader
-from twinspark.model.rows import Rows
+from twinspark.model.rows import Locate, Rows
 from twinspark.model.step import DraftRequest, DraftResult, Span, StepInput, StepOutput
+from twinspark.model.streams import Streams, Taps
 
 __all__ = ["DraftRequest", "DraftResult", "Span", "StepInput", "StepOutput", "Transformer"]
 
@@ -37,6 +38,7 @@ class Transformer:
     Attributes:
         config: the pack's config.
         dtype: of activations, bfloat16 (float64 in the wide reference).
+        device: where weights and activations are.
         weight_bytes: memory the weights take on this rank, Engram tables not counted.
     """
 
@@ -45,10 +47,13 @@ class Transformer:
         config = loader.config
         self.config = config
         self.dtype = loader.dtype
+        self.device = loader.device
+        self._is_placed = loader.is_fused
         self._wide = loader.wide
         self._group = loader.group
         self._embed_VD = loader.plain("embed.weight", loader.dtype)
         self._norm_D = loader.plain("norm.weight")
+        self._plain_P, self._compressed_P = loader.inv_freq(0), loader.inv_freq(1)
         self._head = loader.columns("head", config.vocab_size)
         self._hash = None if token_map is None else StepHash(config, token_map)
         self._engrams = {layer: Engram(loader, layer) for layer in config.engram_layer_ids}
@@ -82,6 +87,7 @@ class Transformer:
             max_tokens,
             store=store,
             dtype=self.dtype,
+            device=self.device,
             page_tokens=page_tokens,
             num_pages=num_pages,
             index_scratch_bytes=index_scratch_bytes,
@@ -93,13 +99,22 @@ class Transformer:
         """Whether the model has draft blocks."""
         return self._draft is not None
 
-    def embed(self, ids: Sequence[int]) -> Tensor:
-        """Embedding rows [T, D], not scaled."""
-        return self._embed_VD[torch.tensor(ids, dtype=torch.int64)]
+    def embed(self, ids_T: Tensor) -> Tensor:
+        """The streams [T, C, D] of tokens (int32): the embedding in each, not scaled."""
+        return embed_streams(self._embed_VD, ids_T, self.config.hc_mult)
 
     def head(self, x_TD: Tensor) -> Tensor:
         """Logits [T, V] fp32 of normed rows, one product a vocabulary shard."""
         return self._head.wide(x_TD)
+
+    def is_placed(self, caches: Caches) -> bool:
+        """Whether rows are worked out and read on a device, as `decode` and `draft_block` do."""
+        return self._is_placed and not caches.is_split
+
+    def begin(self, step: StepInput, caches: Caches) -> None:
+        """Check a step and begin its spans; what `forward` does first."""
+        check_step(step, caches, self.config.engram_max_ngram_size - 1)
+        begin_spans(step, caches, self.config.sliding_window)
 
     @torch.inference_mode()
     def forward(self, step: StepInput, caches: Caches) -> StepOutput:
@@ -113,48 +128,142 @@ class Transformer:
             caches: written in place.
         """
         config = self.config
-        check_step(step, caches, config.engram_max_ngram_size - 1)
-        begin_spans(step, caches, config.sliding_window)
-        rows = Rows(step.spans, caches.layout)
+        self.begin(step, caches)
+        rows = Rows(step.spans, caches.layout, self.device, locate=self._locate(caches))
         rows.mark(step.ids_T, config.image_token_id)
-        call = CallState()
-        hashes = self._hash.rows(step) if self._hash else None
-        taps: list[tuple[Rows, Tensor]] = []
+        hash_TLC = self._hash.rows(step) if self._hash else None
+        (ids_T,) = upload([torch.tensor(step.ids_T, dtype=torch.int32)], self.device)
 
-        x_TCD = self.embed(step.ids_T).unsqueeze(1).repeat(1, config.hc_mult, 1)
-        pre_TC = first_pre(len(rows), config.hc_mult, self._wide)
+        # rows are read when their layer comes, beside what a device has been given to do
+        def engram_rows(layer: int, here: Rows) -> Tensor:
+            assert hash_TLC is not None
+            numbers = torch.from_numpy(here.numbers)
+            return self._engrams[layer].rows(hash_TLC[numbers], self.device)
+
+        streams, rows = self._run_layers(ids_T, rows, engram_rows, caches)
+        return self._logits(streams, rows, step.logit_rows)
+
+    @torch.inference_mode()
+    def decode(self, round_: DecodeRound, caches: Caches) -> Tensor:
+        """`forward` for decode rows whose tensors are on the device: logits [T, V] of all rows.
+
+        For models whose rows are placed. Reads no value on the host, so a graph can hold it.
+
+        Args:
+            round_: the rows, of spans that were begun.
+            caches: written in place; read `caches.starts_S` before a graph is run again.
+        """
+        locate = self._locate(caches)
+        assert locate is not None, "rows of this model are planned on the host"
+        tables = dict(zip(self.config.engram_layer_ids, round_.engram, strict=True))
+        rows = DecodeRows(round_, caches.layout, locate)
+        streams, _ = self._run_layers(round_.ids_T, rows, lambda layer, _: tables[layer], caches)
+        return self._head_of(streams)
+
+    def engram_rows(self, step: StepInput) -> dict[int, Tensor]:
+        """By Engram layer the table rows of a step, bf16 [T, columns * width], on the host."""
+        if self._hash is None:
+            return {}
+        hash_TLC = self._hash.rows(step)
+        return {layer: engram.gather(hash_TLC) for layer, engram in self._engrams.items()}
+
+    def _run_layers(
+        self,
+        ids_T: Tensor,
+        rows: Rows,
+        engram_rows: Callable[[int, Rows], Tensor],
+        caches: Caches,
+    ) -> tuple[Streams, Rows]:
+        """Run rows through all layers; the streams that leave the last one, and whose they are."""
+        config, call = self.config, CallState()
+        taps = Taps(len(config.dspark_target_layer_ids))
+        streams = Streams(self.embed(ids_T))
         for number, layer in enumerate(self._layers):
-            if number in self._engrams and hashes is not None:
-                here = hashes[torch.from_numpy(rows.numbers)]
-                x_TCD = self._engrams[number](x_TCD, here, rows.marks.image_T)
+            if number in self._engrams:
+                streams = streams.settled(eps=config.rms_norm_eps)
+                table_TK = engram_rows(number, rows)
+                x_TCD = self._engrams[number](streams.x_TCD, table_TK, rows.marks.image_T)
+                streams = streams._replace(x_TCD=x_TCD)
+            tap_TD = None
             if number in config.dspark_target_layer_ids:
-                taps.append((rows, stream_mean(x_TCD)))
+                tap_TD = taps.place(rows, streams.x_TCD)
             kept = rows.after_queries_of(number, config)
             attend = partial(
                 self._attention[number], rows=rows, kept=kept, caches=caches, call=call
             )
-            places = rows.places_of(kept)
-            x_TCD, pre_TC = layer(x_TCD, pre_TC, attend, places=places, marks=kept.marks)
+            streams = layer(
+                streams, attend, places=rows.places_of(kept),
+                marks=rows.marks, kept_marks=kept.marks, tap_TD=tap_TD,
+            )  # fmt: skip
             rows = kept
             if not len(rows):
                 break
-        if self._draft is not None and len(taps) == len(config.dspark_target_layer_ids):
-            last = taps[-1][0]
-            self._draft.write_context(join_taps(taps, last), last, caches)
-        return self._logits(x_TCD, pre_TC, rows, step.logit_rows)
+        if self._draft is not None and taps.is_complete:
+            self._draft.write_context(taps.joined(), taps.rows, caches)
+        return streams, rows
 
-    def _logits(
-        self, x_TCD: Tensor, pre_TC: Tensor, rows: Rows, wanted: Sequence[int]
-    ) -> StepOutput:
+    def _locate(self, caches: Caches) -> Locate | None:
+        if not self.is_placed(caches):
+            return None
+
+        def locate(positions_T: Tensor, slots_T: Tensor) -> Places:
+            return decode_places(
+                positions_T, slots_T, caches.starts_S, caches.page_table_SP,
+                self._plain_P, self._compressed_P, caches.place_sizes,
+            )  # fmt: skip
+
+        return locate
+
+    def _logits(self, streams: Streams, rows: Rows, wanted: Sequence[int]) -> StepOutput:
         there = {int(number): place for place, number in enumerate(rows.numbers)}
         found = [number for number in wanted if number in there]
         if not found:
-            empty = torch.zeros(0, self.config.vocab_size, dtype=self._wide)
+            empty = torch.zeros(0, self.config.vocab_size, dtype=self._wide, device=self.device)
             return StepOutput(logits_RV=empty, rows=[])
-        places = torch.tensor([there[number] for number in found])
-        h_TD = collapse(x_TCD[places], pre_TC[places])
-        h_TD = rms_norm(h_TD, self._norm_D, eps=self.config.rms_norm_eps)
-        return StepOutput(logits_RV=self.head(h_TD), rows=found)
+        places = [there[number] for number in found]
+        if places != list(range(len(rows))):
+            streams = streams.narrow(*upload([torch.tensor(places)], self.device))
+        return StepOutput(logits_RV=self._head_of(streams), rows=found)
+
+    def _head_of(self, streams: Streams) -> Tensor:
+        h_TD = streams.enter(self._norm_D, eps=self.config.rms_norm_eps).x_TD
+        assert h_TD is not None
+        return self.head(h_TD)
+
+    @torch.inference_mode()
+    def draft_block(self, round_: DraftRound, caches: Caches) -> tuple[Tensor, Tensor]:
+        """What a draft pass computes before the first token is chosen; a graph can hold it.
+
+        Returns:
+            hidden [n * B, D] and base logits [n * B, V] of the block rows.
+        """
+        assert self._draft is not None
+        return self._draft.block(round_, caches)
+
+    @torch.inference_mode()
+    def walk(
+        self, requests: Sequence[DraftRequest], hidden_TD: Tensor, base_TV: Tensor, pick: Pick
+    ) -> list[DraftResult]:
+        """Choose tokens from what `draft_block` gave for the requests' rows."""
+        assert self._draft is not None
+        return self._draft.walk(requests, hidden_TD, base_TV, pick)
+
+    @property
+    def walks_on_device(self) -> bool:
+        """Whether there is `walk_by`."""
+        return self._draft is not None and self._draft.walks_on_device
+
+    @torch.inference_mode()
+    def walk_by(
+        self,
+        tokens_n: Tensor,
+        hidden_TD: Tensor,
+        base_TV: Tensor,
+        choose: Callable[[int, Tensor], Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """The same on the device, see `DSpark.walk_by`."""
+        assert self._draft is not None
+        return self._draft.walk_by(tokens_n, hidden_TD, base_TV, choose)
 
     @torch.inference_mode()
     def draft(
@@ -171,24 +280,6 @@ class Transformer:
         if self._draft is None:
             return [DraftResult(tokens=[], confidence=[]) for _ in requests]
         return self._draft.draft(requests, caches, pick)
-
-
-def stream_mean(x_TCD: Tensor) -> Tensor:
-    """A tap: plain mean over the streams, not the collapse (5.1), in the dtype of x."""
-    wide = compute_dtype(x_TCD.dtype)
-    total = x_TCD[:, 0].to(wide)
-    for stream in range(1, x_TCD.shape[1]):
-        total = total + x_TCD[:, stream].to(wide)
-    return (total / x_TCD.shape[1]).to(x_TCD.dtype)
-
-
-def join_taps(taps: Sequence[tuple[Rows, Tensor]], last: Rows) -> Tensor:
-    """Taps side by side [T, taps * D], for the rows that reached the last tap."""
-    parts = []
-    for rows, tap_TD in taps:
-        places = rows.places_of(last)
-        parts.append(tap_TD if places is None else tap_TD[places])
-    return torch.cat(parts, dim=1)
 
 
 def check_step(step: StepInput, caches: Caches, reach: int) -> None:

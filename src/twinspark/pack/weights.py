@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from twinspark.config.model import ModelConfig
 from twinspark.kernels.dequant import SCALE_BLOCK, dequant_engram, dequant_fp8, dequant_mxfp4
 from twinspark.kernels.exl3 import Codebook, Exl3Matrix
 from twinspark.pack.check import Storage
@@ -58,12 +59,28 @@ class EngramTable:
         Raises:
             IndexError: an id is outside the table.
         """
-        ids = torch.as_tensor(row_ids)
-        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.num_rows:
-            raise IndexError(f"Engram row ids must lie in 0..{self.num_rows - 1}")
+        ids = self._checked(row_ids)
         if self._rows is not None:
             return self._rows[ids]
         return self._read(ids.numpy())
+
+    def gather_bytes(self, row_ids: Tensor | NDArray[np.int64]) -> tuple[Tensor, Tensor] | None:
+        """Rows by id as they are stored, for a device to dequantize; arguments as in `gather`.
+
+        Returns:
+            (e4m3 bytes [..., width], scale bytes [..., width / 32]), or None for tables of bf16.
+        """
+        if self._scale is None:
+            return None
+        where = self._checked(row_ids).numpy()
+        found = (np.array(self._weight[where]), np.array(self._scale[where]))
+        return torch.from_numpy(found[0]), torch.from_numpy(found[1])
+
+    def _checked(self, row_ids: Tensor | NDArray[np.int64]) -> Tensor:
+        ids = torch.as_tensor(row_ids)
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.num_rows:
+            raise IndexError(f"Engram row ids must lie in 0..{self.num_rows - 1}")
+        return ids
 
     def _read(self, where: Any) -> Tensor:
         rows = np.array(self._weight[where])
@@ -81,6 +98,15 @@ class PackWeights:
         specs = list(model_layout(pack.config))
         self._plain = {s.name: s for s in specs if isinstance(s, PlainSpec)}
         self._linear = {s.prefix: s for s in specs if isinstance(s, LinearSpec)}
+
+    @property
+    def config(self) -> ModelConfig:
+        """The pack's config."""
+        return self.pack.config
+
+    def has(self, name: str) -> bool:
+        """Whether the pack holds this tensor."""
+        return name in self.pack.names
 
     def plain(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """A tensor stored as it is.

@@ -157,6 +157,7 @@ def visible_state(
         start = caches.window_start[slot] if layer > config.first_decoder_layer else 0
         positions = torch.arange(max(0 if draft else start, length - reach), length)
         index = slot * layout.window_rows + positions % layout.window_rows
+        index = index.to(caches.device)
         state[f"window.{layer}"] = caches.window(layer).read(index).clone()
     for source in config.kv_source_layer_ids:
         ratio = config.ratio(source)

@@ -17,7 +17,6 @@ from tests.unit.model.span_steps import Part, Plan, Truth, alone, run, together
 from twinspark.kernels.matmul import prepare_matrix
 from twinspark.model import moe
 from twinspark.model.experts import ExpertBank
-from twinspark.model.hyper_connections import HyperConnection
 from twinspark.model.loading import load_model
 from twinspark.model.step import Span, StepInput
 
@@ -127,12 +126,20 @@ def test_bf16_mixing_is_a_model_with_rounded_weights(model, ids, monkeypatch):
     """In every site of every backbone layer, prompt and decode rows alike; drafts are as ever."""
     plan = Plan(0, ids, 40, (), (30, 5), **BF16)
     found = alone(model, plan)
-    sites = [site for layer in model._layers for site in (layer._mix_attention, layer._mix_experts)]
-    for site in sites:
-        weight = torch.cat(site._fn.chunks)[:, : site._fn.out_features].T
-        monkeypatch.setattr(site, "_fn", prepare_matrix(weight.bfloat16()))
+    sites = [(layer, name) for layer in model._layers for name in ("_attn_site", "_ffn_site")]
+    for layer, name in sites:
+        site = getattr(layer, name)
+        weight = torch.cat(site.fn.chunks)[:, : site.fn.out_features].T
+        monkeypatch.setattr(layer, name, replace(site, fn=prepare_matrix(weight.bfloat16())))
     assert torch.equal(alone(model, replace(plan, both={})), found)
     assert len(sites) == 2 * model.config.num_hidden_layers
+
+
+class Unusable:
+    """Weights that nobody may look at."""
+
+    def __getattr__(self, name):
+        raise AssertionError("read without a flagged row")
 
 
 def test_exact_requests_do_no_work_for_approximations(model, ids, exact, monkeypatch):
@@ -141,9 +148,8 @@ def test_exact_requests_do_no_work_for_approximations(model, ids, exact, monkeyp
 
     monkeypatch.setattr(moe, "prune", fail)
     for layer in model._layers:
-        for site in (layer._mix_attention, layer._mix_experts):
-            monkeypatch.delitem(vars(site), "_fn_bf16", raising=False)
-    monkeypatch.setattr(HyperConnection, "_fn_bf16", property(fail))
+        for name in ("_attn_site", "_ffn_site"):
+            monkeypatch.setattr(layer, name, replace(getattr(layer, name), fn_bf16=Unusable()))
     found = alone(model, Plan(0, ids, 60, (), (40,)))
     assert torch.equal(found, exact.logits[59:])
 

@@ -2,6 +2,7 @@
 tests/kernels. Each test fails when the mistake it is named after is made.
 """
 
+from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
@@ -13,11 +14,15 @@ from twinspark.kernels.elementwise import silu
 from twinspark.kernels.rms_norm import rms_norm
 from twinspark.kernels.rope import rope
 from twinspark.kernels.rounding import qdq4x16, qdq4x32
-from twinspark.model import csa, layer, moe
+from twinspark.model import attention_weights, moe
 from twinspark.model.linear import RowMatrix
 from twinspark.model.rows import Angles, Rows
 from twinspark.model.step import Span, StepInput
+from twinspark.model.streams import Streams
 from twinspark.pack.weights import narrowed
+
+# the package has a function of that name
+boundary = import_module("twinspark.kernels.residual.boundary")
 
 
 def random_streams(rows, seed=1):
@@ -28,10 +33,8 @@ def random_streams(rows, seed=1):
 def test_trap_04_a_site_never_uses_its_own_pre(tiny_model, monkeypatch):
     """The attention site's pre feeds the experts' collapse and nothing before it."""
     one, streams = tiny_model._layers[0], random_streams(5)
-    pre_TC = torch.zeros(5, 4)
-    pre_TC[:, 0] = 1
-    mix, moe_inputs = one._mix_attention, []
-    experts = one._moe
+    site, moe_inputs = one._attn_site, []
+    experts, mix = one._moe, boundary.mix
     monkeypatch.setattr(one, "_moe", lambda x, marks: moe_inputs.append(x) or experts(x, marks))
     seen, left = [], []
 
@@ -40,30 +43,36 @@ def test_trap_04_a_site_never_uses_its_own_pre(tiny_model, monkeypatch):
         return x_TD
 
     for factor in (1.0, 3.0):
-        monkeypatch.setattr(
-            one, "_mix_attention", lambda x, _, f=factor: mix(x)._replace(pre_TC=mix(x).pre_TC * f)
-        )
-        left.append(one(streams, pre_TC, attend))
+
+        def scaled(x_TCD, fn, *rest, f=factor, **settings):
+            found = mix(x_TCD, fn, *rest, **settings)
+            return found._replace(pre_TC=found.pre_TC * f) if fn is site.fn else found
+
+        monkeypatch.setattr(boundary, "mix", scaled)
+        left.append(one(Streams(streams), attend))
     assert torch.equal(seen[0], seen[1])
     assert torch.equal(seen[0], rms_norm(streams[:, 0], one._attn_norm_D, eps=1e-20))
-    assert torch.equal(left[0][1], left[1][1])  # the layer's own pre: from the experts' site
+    # the layer's own pre: from the experts' site
+    assert torch.equal(left[0].pre_TC, left[1].pre_TC)
     # a factor of 3 leaves the norm's result where it was but for roundings of the collapse
     assert not torch.equal(moe_inputs[0], moe_inputs[1])
 
 
 def test_trap_04_swapping_the_two_pres_is_seen(tiny_model64, monkeypatch):
-    collapse = layer.collapse
+    collapse, mix = boundary.collapse, boundary.mix
     held = []
-    mixers = [(one._mix_attention, one._mix_experts) for one in tiny_model64._layers]
-    for one, (_, experts) in zip(tiny_model64._layers, mixers, strict=True):
-        monkeypatch.setattr(
-            one, "_mix_experts", lambda x, _, m=experts: held.append(m(x)) or held[-1]
-        )
+    experts = [one._ffn_site.fn for one in tiny_model64._layers]
+
+    def kept(x_TCD, fn, *rest, **settings):
+        found = mix(x_TCD, fn, *rest, **settings)
+        held.extend([found] if any(fn is other for other in experts) else [])
+        return found
 
     def swapped(x_TCD, pre_TC):
         return collapse(x_TCD, held[-1].pre_TC if held else pre_TC)
 
-    monkeypatch.setattr(layer, "collapse", swapped)
+    monkeypatch.setattr(boundary, "mix", kept)
+    monkeypatch.setattr(boundary, "collapse", swapped)
     logits = Session(tiny_model64).feed(golden("p17.ids").tolist())
     assert (logits - golden("f64.p17.logits")).abs().max() > 0.1
 
@@ -99,16 +108,18 @@ def test_trap_07_rows_rotate_at_the_group_start_and_keys_come_from_the_unrotated
 def test_trap_09_no_norm_per_head(tiny_model64, monkeypatch):
     """Doubling qr doubles every query; a norm per head would undo it."""
     seen = []
-    attention = csa.sparse_attention
+    attention = attention_weights.sparse_attention
     monkeypatch.setattr(
-        csa, "sparse_attention", lambda q, *rest, **kw: seen.append(q) or attention(q, *rest, **kw)
+        attention_weights,
+        "sparse_attention",
+        lambda q, *rest, **kw: seen.append(q) or attention(q, *rest, **kw),
     )
     weights = tiny_model64._attention[0]._weights
     qr = torch.randn(3, 128, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     angles = Angles(torch.arange(3), weights.inv_freq)
     rows, valid = torch.randn(3, 16, 128, dtype=torch.float64), torch.ones(3, 16) > 0
     for factor in (1, 2):
-        weights.attend(qr * factor, angles, rows, valid)
+        weights.attend(qr * factor, angles, attention_weights.Gathered(rows, valid))
     shards = len(seen) // 2
     for single, double in zip(seen[:shards], seen[shards:], strict=True):
         assert torch.equal(single * 2, double)
@@ -197,8 +208,8 @@ def test_trap_25_markov_bias_and_confidence(tiny_model64, monkeypatch):
     model, draft = tiny_model64, tiny_model64._draft
     session = Session(model)
     session.prefill(prompt(20))
-    walk, inputs = draft._markov_walk, []
-    monkeypatch.setattr(draft, "_markov_walk", lambda *args: inputs.append(args) or walk(*args))
+    walk, inputs = draft.walk, []
+    monkeypatch.setattr(draft, "walk", lambda *args: inputs.append(args) or walk(*args))
     forced = [31, 32, 33, 34, 35]
     seen, result = draft_logits(model, session, 30, lambda j, row: forced[j])
     assert result.tokens == forced
@@ -313,7 +324,7 @@ def test_i13_images_break_ngrams_and_take_nothing_in(tiny_model, monkeypatch):
     engram = tiny_model._engrams[1]
     streams = random_streams(6)
     mask = torch.tensor(ids) == image
-    out = engram(streams, found, mask)
+    out = engram(streams, engram.rows(found, torch.device("cpu")), mask)
     assert torch.equal(out[3], streams[3]) and not torch.equal(out[2], streams[2])
     seen = []
     route = moe.route
