@@ -23,6 +23,7 @@ from twinspark.messages import (
     FinishCause,
     Finished,
     FinishReason,
+    Form,
     GenerateRequest,
     Priority,
     PromptScores,
@@ -32,8 +33,10 @@ from twinspark.messages import (
     TokenDelta,
     TokenScore,
 )
+from twinspark.text.grammar import ReplyForm, chat_form
 from twinspark.text.reply import ReplyPiece, ReplyText
-from twinspark.text.template import render_request
+from twinspark.text.template import read_request, render_chat
+from twinspark.text.tool_calls import CallPiece, CallRules
 
 Messages = Sequence[Mapping[str, Any]]
 P = TypeVar("P")
@@ -49,6 +52,15 @@ class RequestOptions(TypedDict, total=False):
     reuse: bool
     cache_salt: str
     approximations: tuple[str, ...]
+    form: Form | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolCall:
+    """A call of a reply; `arguments` is JSON text."""
+
+    name: str
+    arguments: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +75,7 @@ class Reply:
         stop_string: the stop string that ended it.
         cause: which rule ended it, such as "end_token" or "max_tokens".
         stats: the engine's figures, with the seed that gives this reply again.
+        calls: of the offered tools, in order.
         scores: one for each of `token_ids` if `Sampling.logprobs` asked for them.
         prompt_scores: of the prompt's tokens from the second on, if `Sampling.prompt_logprobs` did.
     """
@@ -74,6 +87,7 @@ class Reply:
     stop_string: str | None
     cause: FinishCause
     stats: ReplyStats
+    calls: tuple[ToolCall, ...] = ()
     scores: tuple[TokenScore, ...] = ()
     prompt_scores: tuple[TokenScore, ...] = ()
 
@@ -93,6 +107,7 @@ class ReplyStream(Generic[P]):
         self._show = show
         self._content: list[str] = []
         self._reasoning: list[str] = []
+        self._calls: list[CallPiece] = []
         self._ids: list[int] = []
         self._scores: list[TokenScore] = []
         self._prompt_scores: list[TokenScore] = []
@@ -109,7 +124,7 @@ class ReplyStream(Generic[P]):
                 self._over = True
                 break
             piece = self._take(event)
-            if piece.content or piece.reasoning:
+            if piece.content or piece.reasoning or piece.calls:
                 return self._show(piece)
         raise StopIteration
 
@@ -162,13 +177,14 @@ class ReplyStream(Generic[P]):
             self._scores += event.scores
             piece = self._text.feed(event.token_ids)
         elif isinstance(event, Finished):
-            piece = self._text.finish()
+            piece = self._text.finish(is_cut=event.reason != "stop")
         else:  # news of the queue and scores of the prompt carry no text
             if isinstance(event, PromptScores):
                 self._prompt_scores += event.scores
             return ReplyPiece()
         self._content.append(piece.content)
         self._reasoning.append(piece.reasoning)
+        self._calls += piece.calls
         if isinstance(event, Finished):
             self._over = True
             self._reply = Reply(
@@ -179,6 +195,7 @@ class ReplyStream(Generic[P]):
                 stop_string=event.stop_string,
                 cause=event.cause,
                 stats=event.stats,
+                calls=_joined(self._calls),
                 scores=tuple(self._scores),
                 prompt_scores=tuple(self._prompt_scores),
             )
@@ -316,25 +333,33 @@ class LLM:
         *,
         thinking: bool | None = None,
         reasoning_effort: str | int | None = None,
+        fields: Mapping[str, Any] | None = None,
         **options: Unpack[RequestOptions],
     ) -> ReplyStream[ReplyPiece]:
-        """Answer a conversation, piece by piece: `reasoning` and `content` of each piece.
+        """Answer a conversation, piece by piece: `reasoning`, `content` and `calls` of each piece.
 
         Args:
             messages: as in the chat API: role and content.
             sampling: None is `default_sampling`.
             thinking: whether the reply starts with a thinking block; None is the default.
             reasoning_effort: a word or 1..100, as in the chat API.
+            fields: further fields of the chat API about prompt and form: tools, tool_choice,
+                parallel_tool_calls, response_format, structured_outputs and their like.
             options: as in `stream`.
 
         Raises:
             RequestError: a message or number is wrong, or the conversation too long.
             CapacityError: too many replies are open.
         """
-        body: dict[str, Any] = {"messages": list(messages), "reasoning_effort": reasoning_effort}
+        body: dict[str, Any] = {
+            **(fields or {}),
+            "messages": list(messages),
+            "reasoning_effort": reasoning_effort,
+        }
         if thinking is not None:
             body["thinking"] = {"type": "enabled" if thinking else "disabled"}
-        prompt = render_request(body)
+        request = read_request(body, serves={"tools", "response_format"})
+        prompt = render_chat(request)
         return self._open(
             prompt.encode(self.tokenizer),
             sampling,
@@ -342,6 +367,8 @@ class LLM:
             options,
             in_reasoning=prompt.in_reasoning,
             continues=prompt.continues,
+            held=chat_form(body, request, prompt, self.tokenizer),
+            calls=prompt.calls,
         )
 
     def chat(
@@ -351,11 +378,17 @@ class LLM:
         *,
         thinking: bool | None = None,
         reasoning_effort: str | int | None = None,
+        fields: Mapping[str, Any] | None = None,
         **options: Unpack[RequestOptions],
     ) -> Reply:
         """Answer a conversation. Arguments and errors as in `chat_stream`."""
         return self.chat_stream(
-            messages, sampling, thinking=thinking, reasoning_effort=reasoning_effort, **options
+            messages,
+            sampling,
+            thinking=thinking,
+            reasoning_effort=reasoning_effort,
+            fields=fields,
+            **options,
         ).reply
 
     def close(self) -> None:
@@ -389,6 +422,8 @@ class LLM:
         *,
         in_reasoning: bool = False,
         continues: bool = False,
+        held: ReplyForm | None = None,
+        calls: CallRules | None = None,
     ) -> ReplyStream[P]:
         sampling = self.default_sampling if sampling is None else sampling
         unknown = sorted(set(options) - set(RequestOptions.__annotations__))
@@ -399,17 +434,30 @@ class LLM:
                 "in Sampling",
                 param=unknown[0],
             )
+        held = held or ReplyForm()
+        if held.form is not None:
+            options = {"form": held.form, **options}
         request = GenerateRequest(
             request_id=f"local-{next(self._numbers)}",
             prompt_ids=tuple(ids),
             sampling=sampling,
             in_reasoning=in_reasoning,
             continues=continues,
+            calls=held.calls,
+            forced_ids=held.forced_ids,
             **options,
         )
         self._driver.submit(request)
-        text = ReplyText.of(request, self.tokenizer)
+        text = ReplyText.of(request, self.tokenizer, calls=calls)
         return ReplyStream(self._driver, request.request_id, text, show)
+
+
+def _joined(pieces: Sequence[CallPiece]) -> tuple[ToolCall, ...]:
+    calls: dict[int, tuple[str, str]] = {}
+    for piece in pieces:
+        name, arguments = calls.get(piece.index, ("", ""))
+        calls[piece.index] = (name or piece.name or "", arguments + piece.arguments)
+    return tuple(ToolCall(name=name, arguments=arguments) for name, arguments in calls.values())
 
 
 def _error_of(event: Failed) -> Exception:

@@ -22,15 +22,19 @@ MAX_WHOLE = 2**63 - 1  # largest count or time of a request: what the wire carri
 MAX_TOP_K = 2**31 - 1  # above any vocabulary, so larger values mean the same
 LOWEST_TEMPERATURE = 1e-100  # above 0; a logit over less is no number any more
 HIGHEST_TEMPERATURE = 1e6
+MAX_FORM_BYTES = 4 << 20  # of a grammar's text
+MAX_FORCED_IDS = 1024
 _LENGTH = struct.Struct("<I")
 
 FinishReason = Literal["stop", "length", "cancelled"]
 FinishCause = Literal[
-    "end_token", "stop_string", "max_tokens", "loop", "deadline", "cancelled", "constraint"
+    "end_token", "stop_string", "calls", "constraint", "max_tokens", "loop", "deadline", "cancelled"
 ]
+FormKind = Literal["llguidance"]
+FormStart = Literal["reply", "after_reasoning", "calls"]
 Priority = Literal["foreground", "background"]
 LoopGuard = Literal["off", "gentle"]
-WaitCause = Literal["slot", "long_prompt", "memory", "pool"]
+WaitCause = Literal["slot", "long_prompt", "same_prompt", "memory", "pool"]
 
 BOUNDED_REPLAY = "bounded_replay"
 EXPERT_PRUNING = "expert_pruning"
@@ -99,6 +103,40 @@ class Sampling:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CallSettings:
+    """How the engine reads a reply's tool calls, whose end is the end of the reply.
+
+    Attributes:
+        parallel: False ends the reply with its first call.
+        opened: the prompt ends inside a calls block.
+        called: the prompt ends inside a call of this tool.
+    """
+
+    parallel: bool = True
+    opened: bool = False
+    called: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """A grammar that a reply must follow.
+
+    Attributes:
+        grammar: its text, in the language of `kind`; special tokens by their ids.
+        starts: "reply" with the first token; "after_reasoning" after the thinking block, if the
+            reply starts in one; "calls" after the mark that opens the tool calls, if one does.
+            Forced ids come before the form in any case.
+        is_completed: the last tokens of the reply's limit are spent on completing the form.
+        kind: who reads it.
+    """
+
+    grammar: str
+    starts: FormStart = "after_reasoning"
+    is_completed: bool = False
+    kind: FormKind = "llguidance"
+
+
+@dataclass(frozen=True, kw_only=True)
 class GenerateRequest:
     """One reply to produce.
 
@@ -117,6 +155,9 @@ class GenerateRequest:
         reuse: whether saved prefixes may serve it and its own state is saved.
         cache_salt: requests share saved prefixes only when their salts are equal.
         approximations: names of `APPROXIMATIONS` this request accepts.
+        calls: how tool calls are read; None leaves markup in the text.
+        forced_ids: what must follow the thinking block, or start the reply if there is none.
+        form: what the reply must follow; None is anything.
     """
 
     request_id: str
@@ -132,6 +173,9 @@ class GenerateRequest:
     reuse: bool = True
     cache_salt: str = ""
     approximations: tuple[str, ...] = ()
+    calls: CallSettings | None = None
+    forced_ids: tuple[int, ...] = ()
+    form: Form | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,7 +398,9 @@ _TYPES: dict[str, type[Any]] = {
         Waiting, Admitted, PromptScores, TokenDelta, Finished, Failed,
     )
 }  # fmt: skip
-_NESTED: dict[str, type[Any]] = {"sampling": Sampling, "stats": ReplyStats}
+_NESTED: dict[str, type[Any]] = {
+    "sampling": Sampling, "stats": ReplyStats, "calls": CallSettings, "form": Form,
+}  # fmt: skip
 
 
 class EngineClient(Protocol):
@@ -395,7 +441,7 @@ def parse_message(body: bytes | memoryview) -> Message:
         fields = orjson.loads(body)
         cls = _TYPES[fields.pop("type")]
         for name, value in fields.items():
-            if name in _NESTED:
+            if name in _NESTED and value is not None:
                 fields[name] = _NESTED[name](**_tuples(value))
             elif name == "scores":
                 fields[name] = tuple(TokenScore(**_tuples(score)) for score in value)

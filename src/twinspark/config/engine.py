@@ -4,10 +4,13 @@ Ranges are checked here; what the model allows (its context) is checked where bo
 Read next: `config/load.py` (where values come from), `engine/core.py` (who uses them).
 """
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 from twinspark.errors import ConfigError
+
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 
 CacheFormat = Literal["packed", "bf16"]
 
@@ -24,6 +27,7 @@ class EngineConfig:
     Memory settings are in bytes; 0 switches a rule off.
 
     Attributes:
+        device: "cpu", "cuda", "cuda:N", or "auto": a CUDA device if there is one to use.
         slots: requests that run at the same time.
         max_context_tokens: longest prompt plus reply of a request; None is the least of the
             model's own limit, DEFAULT_CONTEXT_TOKENS and what the pool holds.
@@ -57,6 +61,7 @@ class EngineConfig:
         fair_share: part of the time that running replies keep while a prompt is run.
     """
 
+    device: str = "auto"
     slots: int = 4
     max_context_tokens: int | None = None
     prefill_chunk: int = 128
@@ -115,6 +120,10 @@ class EngineConfig:
         self._check_shape()
 
     def _check_shape(self) -> None:
+        if not (isinstance(self.device, str) and _DEVICE.fullmatch(self.device)):
+            raise ConfigError(
+                f'device is {self.device!r}, expected "auto", "cpu", "cuda" or "cuda:N"'
+            )
         if self.virtual_shards not in (2, 4):
             raise ConfigError(f"virtual_shards is {self.virtual_shards!r}, expected 2 or 4")
         if self.ranks not in (1, 2, 4) or self.virtual_shards % self.ranks:

@@ -5,7 +5,7 @@ typo is never silently ignored. Read next: `config/load.py`.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -24,12 +24,14 @@ class Variable:
         setting: "section.field" it gives a value to, or None if the program itself uses it.
         kind: int or str.
         help: one line for the reference page.
+        is_secret: child processes must not get it, and no message repeats it.
     """
 
     name: str
     setting: str | None
     kind: type[int] | type[str]
     help: str
+    is_secret: bool = False
 
 
 VARIABLES = (
@@ -63,6 +65,13 @@ VARIABLES = (
         kind=int,
         help="port the server binds; default 8000",
     ),
+    Variable(
+        name="TWINSPARK_API_KEYS",
+        setting=None,
+        kind=str,
+        help="keys that clients of the server must show, separated by commas: [label:] key",
+        is_secret=True,
+    ),
 )
 
 
@@ -87,6 +96,18 @@ def read_environment(environ: Mapping[str, str] | None = None) -> dict[str, int 
             continue
         values[name] = _parse(known[name], text)
     return values
+
+
+def drop_secrets(environ: MutableMapping[str, str] | None = None) -> None:
+    """Remove secret variables from the environment, so that no child process inherits them.
+
+    Args:
+        environ: the environment; None is the process's own.
+    """
+    environ = os.environ if environ is None else environ
+    for variable in VARIABLES:
+        if variable.is_secret:
+            environ.pop(variable.name, None)
 
 
 def cache_home(environ: Mapping[str, str] | None = None) -> Path:

@@ -33,7 +33,7 @@ class SettingsSources:
 
     file: Mapping[str, Mapping[str, Any]]
     file_path: Path | None
-    env: Mapping[str, int | str]
+    env: Mapping[str, int | str] = dataclasses.field(repr=False)  # it may hold keys
 
     @property
     def log_level(self) -> str:
@@ -135,6 +135,11 @@ def _typed(where: str, hint: Any, value: Any) -> Any:
     for option in options:
         if dataclasses.is_dataclass(option) and isinstance(value, dict):
             return _nested(where, typing.cast(type, option), value)
+        if typing.get_origin(option) is typing.Literal and value in typing.get_args(option):
+            return value
+        if typing.get_origin(option) is tuple and isinstance(value, list):
+            item = typing.get_args(option)[0]
+            return tuple(_typed(f"{where}[{n}]", item, v) for n, v in enumerate(value))
         if option is float and isinstance(value, int) and not isinstance(value, bool):
             return float(value)
         if isinstance(option, type) and type(value) is option:

@@ -32,3 +32,8 @@ def pack_name(path: Path) -> str:
 def measured_costs_path() -> Path:
     """Folder of what `engine/cost_probe.py` measured at earlier starts; may not exist yet."""
     return cache_home() / "twinspark" / "costs"
+
+
+def compiled_kernels_path() -> Path:
+    """Folder of machine code that `kernels/cuda/compile.py` made; may not exist yet."""
+    return cache_home() / "twinspark" / "kernels"

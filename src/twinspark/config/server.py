@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 from math import isfinite
-from typing import Any
+from typing import Any, Literal, get_args
 
 from twinspark.errors import ConfigError
 from twinspark.messages import HIGHEST_TEMPERATURE, LOWEST_TEMPERATURE, MAX_TOP_K, Sampling
 
 LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost"})
+ReasoningFields = Literal["both", "reasoning_content", "reasoning", "none"]
+MAX_UNREAD_S = 86400
 # The engine's own limits (`engine/request.py`), so that no default makes it refuse every request.
 _SAMPLING_RANGES: dict[str, float | None] = {
     "temperature": HIGHEST_TEMPERATURE, "top_p": 1.0, "top_k": None, "min_p": 1.0,
@@ -78,6 +80,22 @@ class ServerConfig:
             leaves; None is all the context leaves.
         request_log: file that gets one JSON line a request; None sends the lines to the log.
         sampling: defaults of the numbers a request leaves out.
+        model_aliases: further names that clients may ask for.
+        api_keys_file: file of keys, one a line; it may change while the server runs.
+        key_requests: most replies at a time of one key; None is any number.
+        key_tokens_per_hour: most tokens of one key, prompts and replies together.
+        metrics_open: metrics need no key.
+        allowed_hosts: names in the Host header that a server on a loopback address goes by, besides
+            those of the machine itself.
+        cors_origins: origins whose pages may use the server; "*" is every one.
+        unread_s: a connection whose client takes nothing for so long is ended; 0 waits for ever.
+        stall_s: a reply that stands still for longer is reported as stalled; 0 reports none.
+        give_up_s: a request that stands still for longer is ended with an error; 0 waits for ever.
+        reasoning_fields: names under which replies give reasoning; "none" leaves it out.
+        surface_unterminated_reasoning: a reply that ends inside its thinking block gives that as
+            its content too.
+        reproducible_seeds: a request without a seed gets one from its prompt.
+        page: whether a page for people is served at `/`.
     """
 
     model_name: str | None = None
@@ -90,6 +108,20 @@ class ServerConfig:
     default_max_tokens: int | None = None
     request_log: str | None = None
     sampling: SamplingDefaults = SamplingDefaults()
+    model_aliases: tuple[str, ...] = ()
+    api_keys_file: str | None = None
+    key_requests: int | None = None
+    key_tokens_per_hour: int | None = None
+    metrics_open: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    unread_s: float = 60.0
+    stall_s: float = 30.0
+    give_up_s: float = 600.0
+    reasoning_fields: ReasoningFields = "both"
+    surface_unterminated_reasoning: bool = False
+    reproducible_seeds: bool = False
+    page: bool = True
 
     def __post_init__(self) -> None:
         if self.model_name == "":
@@ -101,10 +133,43 @@ class ServerConfig:
         _check_number("shutdown_grace_s", self.shutdown_grace_s, 0, None)
         _check_number("max_body_bytes", self.max_body_bytes, 1, None)
         _check_number("max_nesting", self.max_nesting, 4, 512)
-        if self.default_max_tokens is not None:
-            _check_number("default_max_tokens", self.default_max_tokens, 1, None)
+        _check_number("unread_s", self.unread_s, 0, MAX_UNREAD_S)
+        _check_number("stall_s", self.stall_s, 0, None)
+        _check_number("give_up_s", self.give_up_s, 0, None)
+        for name in ("default_max_tokens", "key_requests", "key_tokens_per_hour"):
+            if getattr(self, name) is not None:
+                _check_number(name, getattr(self, name), 1, None)
+        if self.reasoning_fields not in get_args(ReasoningFields):
+            names = ", ".join(get_args(ReasoningFields))
+            raise ConfigError(
+                f"reasoning_fields is {self.reasoning_fields!r}, expected one of {names}"
+            )
+        if "" in self.model_aliases:
+            raise ConfigError("model_aliases has an empty name; give names that clients ask for")
+        self._check_access()
         if not isinstance(self.sampling, SamplingDefaults):
             raise ConfigError(f"[server.sampling] must be a table, got {self.sampling!r}")
+
+    def _check_access(self) -> None:
+        if self.api_keys_file == "":
+            raise ConfigError("api_keys_file is empty; name a file")
+        if self.allowed_hosts and not self.is_loopback:
+            raise ConfigError(
+                f"allowed_hosts has no effect on {self.host}: Host headers are only looked at on a "
+                "loopback address; leave it out"
+            )
+        for host in self.allowed_hosts:
+            if not host or set(host) & set("/:@ "):
+                raise ConfigError(
+                    f"allowed_hosts has {host!r}, expected a name without scheme or port"
+                )
+        for origin in self.cors_origins:
+            scheme, _, rest = origin.partition("://")
+            if origin != "*" and not (scheme and rest and "/" not in rest):
+                raise ConfigError(
+                    f"cors_origins has {origin!r}, expected '*' or an origin such as "
+                    "http://localhost:3000, without a path"
+                )
 
     @property
     def is_loopback(self) -> bool:

@@ -88,6 +88,9 @@ class Admission:
             if self._must_wait_its_turn(session, running):
                 self.queue.note_cause(session, "long_prompt")
                 continue
+            if _runs_already(session, running):
+                self.queue.note_cause(session, "same_prompt")
+                continue
             if self._memory is not None and not self._has_memory(session, running, now_s):
                 return session, "memory"
             if not self._take_pages(session, is_alone=not running):
@@ -153,7 +156,7 @@ class Admission:
         for session in self.queue:
             is_behind = is_behind or session is blocker
             if is_behind:
-                self.queue.note_cause(session, cause or "long_prompt")
+                self.queue.note_cause(session, cause or session.cause or "long_prompt")
 
     def _refusal(self, blocker: Session | None, now_s: float) -> Failed | None:
         if blocker is None or blocker.memory_since_s is None or self._memory is None:
@@ -173,3 +176,20 @@ class Admission:
             code="memory",
             retry_after_s=self._capacity_wait_s,
         )
+
+
+def _runs_already(session: Session, running: Collection[Session]) -> bool:
+    """Whether another choice of the same request is running its prompt, which this one then finds.
+
+    Both would compute the same rows; waiting costs nothing but the rest of that prompt.
+    """
+    if session.request.sampling.choice_index == 0 or not session.request.reuse:
+        return False
+    return any(
+        other.prompt_left > 0
+        and other.request.reuse
+        and other.tag == session.tag
+        and other.mode == session.mode
+        and other.request.prompt_ids == session.request.prompt_ids
+        for other in running
+    )

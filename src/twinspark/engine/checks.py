@@ -13,12 +13,18 @@ from twinspark.messages import (
     HIGHEST_REPETITION_PENALTY,
     HIGHEST_TEMPERATURE,
     LOWEST_TEMPERATURE,
+    MAX_FORCED_IDS,
+    MAX_FORM_BYTES,
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
     MAX_PENALTY,
     MAX_STOP_CHARACTERS,
     MAX_STOP_STRINGS,
     MAX_WHOLE,
+    CallSettings,
+    Form,
+    FormKind,
+    FormStart,
     GenerateRequest,
     LoopGuard,
     Priority,
@@ -27,6 +33,7 @@ from twinspark.messages import (
 
 MAX_CHOICES = 1 << 32  # the index is one word of the key of the noise
 MAX_SALT_CHARACTERS = 256
+MAX_NAME_CHARACTERS = 4096
 
 
 def check_request(request: GenerateRequest, *, vocab_size: int, context_tokens: int) -> int:
@@ -47,6 +54,9 @@ def check_request(request: GenerateRequest, *, vocab_size: int, context_tokens: 
     _check_lengths(request, limit)
     _check_vocabulary(request.sampling, vocab_size)
     _check_service(request)
+    _check_calls(request.calls)
+    _check_forced(request, vocab_size, limit)
+    _check_form(request)
     return limit
 
 
@@ -162,6 +172,70 @@ def _check_service(request: GenerateRequest) -> None:
         raise RequestError(
             "approximations names one twice, expected each once", param="approximations"
         )
+
+
+def _check_calls(calls: CallSettings | None) -> None:
+    if calls is None:
+        return
+    if not isinstance(calls, CallSettings):
+        raise RequestError(
+            f"calls is a {type(calls).__name__}, expected CallSettings", param="calls"
+        )
+    _check_flags(calls, ("parallel", "opened"))
+    if not isinstance(calls.called, str) or len(calls.called) > MAX_NAME_CHARACTERS:
+        raise RequestError(
+            "calls.called is not what is expected, a string of at most "
+            f"{MAX_NAME_CHARACTERS} characters",
+            param="calls",
+        )
+
+
+def _check_forced(request: GenerateRequest, vocab_size: int, limit: int) -> None:
+    _check_ids("forced_ids", "id", request.forced_ids, vocab_size)
+    count = len(request.forced_ids)
+    if count > MAX_FORCED_IDS:
+        raise RequestError(
+            f"forced_ids has {count} ids, expected at most {MAX_FORCED_IDS}", param="forced_ids"
+        )
+    if count >= limit:
+        raise RequestError(
+            f"the call that the request asks for begins with {count} tokens, but the reply may "
+            f"have {limit}; ask for more tokens",
+            param="max_tokens",
+        )
+
+
+def _check_form(request: GenerateRequest) -> None:
+    form = request.form
+    if form is None:
+        return
+    if not isinstance(form, Form):
+        raise RequestError(f"form is a {type(form).__name__}, expected a Form", param="form")
+    _check_word("form.kind", form.kind, get_args(FormKind))
+    _check_word("form.starts", form.starts, get_args(FormStart))
+    if not isinstance(form.grammar, str) or not 1 <= len(form.grammar.encode()) <= MAX_FORM_BYTES:
+        raise RequestError(
+            f"form.grammar is not what is expected, a text of 1 to {MAX_FORM_BYTES} bytes",
+            param="form",
+        )
+    _check_flags(form, ("is_completed",))
+    if request.sampling.ignore_eos:
+        raise RequestError(
+            "ignore_eos keeps a reply from ending, but a form says where it ends; leave one of "
+            "them out",
+            param="ignore_eos",
+        )
+    if request.forced_ids and (form.starts == "calls" or _starts_early(form, request)):
+        raise RequestError(
+            f"forced ids come before the form, which starts with the {form.starts}; leave one of "
+            "them out",
+            param="forced_ids",
+        )
+
+
+def _starts_early(form: Form, request: GenerateRequest) -> bool:
+    """The form binds the thinking block, too."""
+    return form.starts == "reply" and request.in_reasoning
 
 
 def _check_penalties(sampling: Sampling) -> None:

@@ -17,11 +17,12 @@ from twinspark.engine.assembly import new_scheduler, num_pages
 from twinspark.engine.checks import check_request
 from twinspark.engine.cost_file import settle_costs
 from twinspark.engine.endings import Ending
+from twinspark.engine.grammar import FormCompiler, FormingRequest, FormingRequests
 from twinspark.engine.memory import MemoryMeter
-from twinspark.engine.plan import PlannedRows
-from twinspark.engine.request import Clock, Session
-from twinspark.engine.runner import Followers, Logits, Model, Runner
-from twinspark.engine.sampler import Sampler
+from twinspark.engine.plan import PlannedRows, StepPlan
+from twinspark.engine.request import Clock, Session, token_sha
+from twinspark.engine.runner import Followers, Logits, Model, Runner, StepLogits
+from twinspark.engine.sampler import ChoiceRule, Sampler
 from twinspark.engine.scores import score_rows
 from twinspark.engine.speculation import Drafter, Speculation, walk_window
 from twinspark.errors import CapacityError, RequestError, TwinSparkError
@@ -32,9 +33,10 @@ from twinspark.messages import (
     GenerateRequest,
     PromptScores,
     ReplyEvent,
+    ReplyStats,
     TokenDelta,
 )
-from twinspark.text.tokenizer import Tokenizer
+from twinspark.text.tokenizer import DSML, Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -92,9 +94,10 @@ class Engine:
             banned_ids=banned,
             end_id=tokenizer.eos_id,
             end_think_id=tokenizer.end_think_id,
+            dsml_id=tokenizer.special_id(DSML),
         )
         caches = new_caches(model, config)
-        self._runner = Runner(model, caches, followers=followers)
+        self._runner = Runner(model, caches, followers=followers, banned_V=self._sampler.banned_V)
         self._clock = clock
         self._scheduler = new_scheduler(
             config, model.config, caches,
@@ -103,16 +106,18 @@ class Engine:
         block = model.config.dspark_block_size if model.config.num_nextn_predict_layers else 0
         self._speculation = Speculation.of(config, self._runner, block=block, drafter=drafter)
         self._undelivered: list[ReplyEvent] = []
+        self._compiler = FormCompiler(tokenizer, self.vocab_size)
+        self._forming = FormingRequests()
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do."""
-        return bool(self._undelivered or self._scheduler.sessions)
+        return bool(self._undelivered or self._forming or self._scheduler.sessions)
 
     @property
     def has_room(self) -> bool:
         """Whether one more request may be submitted."""
-        return self._scheduler.has_room
+        return self._scheduler.has_room and len(self._forming) <= self.config.queue_size
 
     @property
     def status(self) -> EngineStatus:
@@ -130,6 +135,8 @@ class Engine:
     def submit(self, request: GenerateRequest) -> None:
         """Queue a request; its events come from `step`, Finished or Failed last.
 
+        One with a form comes into the queue once that is compiled, and may then still be refused.
+
         Raises:
             RequestError: it can never be served as it stands.
             CapacityError: the queue is full.
@@ -138,21 +145,84 @@ class Engine:
             request, vocab_size=self.vocab_size, context_tokens=self.context_tokens
         )
         self._scheduler.check_room(request, limit)
-        self._scheduler.add(self._new_session(request, limit))
+        if request.form is None:
+            self._scheduler.add(self._new_session(request, limit))
+            return
+        if request.request_id in self._forming:
+            raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
+        self._forming.add(
+            FormingRequest(
+                request=request,
+                limit=limit,
+                arrived_s=self._clock(),
+                compiled=self._compiler.compile(request.form),
+            )
+        )
 
-    def _new_session(self, request: GenerateRequest, limit: int) -> Session:
+    def _new_session(self, request: GenerateRequest, limit: int, **settings: Any) -> Session:
         return Session(
             request, limit=limit, tokenizer=self._tokenizer, sampler=self._sampler,
-            clock=self._clock,
+            clock=self._clock, **settings,
         )  # fmt: skip
+
+    def _add_formed(self, forming: FormingRequest) -> None:
+        """Queue a request whose form is compiled; raises what `submit` or compiling does."""
+        request = forming.request
+        assert request.form is not None
+        constraint = self._compiler.constraint(request.form, forming.compiled)
+        session = self._new_session(
+            request, forming.limit, constraint=constraint, arrived_s=forming.arrived_s,
+            closer=self._compiler.closer(request.form),
+        )  # fmt: skip
+        self._scheduler.add(session)
+
+    def _take_formed(self) -> list[ReplyEvent]:
+        """Queue the requests whose forms are compiled by now; one that cannot be fails alone."""
+        events: list[ReplyEvent] = [
+            self._drop(forming, Ending(reason="length", cause="deadline"))
+            for forming in self._forming.expired(self._clock())
+        ]
+        for forming in self._forming.take_ready():
+            try:
+                self._add_formed(forming)
+            except (RequestError, CapacityError) as error:
+                events.append(failure_of(forming.request.request_id, error))
+            except Exception as error:  # what a compiler raises is about its form only
+                logger.error("a form could not be compiled", exc_info=error)
+                events.append(
+                    Failed(
+                        request_id=forming.request.request_id,
+                        kind="engine",
+                        message=f"the form of the reply could not be compiled: {error}",
+                        code="reply_failed",
+                    )
+                )
+        return events
+
+    def _drop(self, forming: FormingRequest, ending: Ending) -> Finished:
+        """End a request that never came into the queue."""
+        stats = ReplyStats(
+            prompt_tokens=len(forming.request.prompt_ids),
+            completion_tokens=0,
+            queue_ms=1e3 * (self._clock() - forming.arrived_s),
+            token_sha=token_sha([]),
+        )
+        return Finished(
+            request_id=forming.request.request_id,
+            reason=ending.reason,
+            stats=stats,
+            cause=ending.cause,
+        )
 
     def cancel(self, request_id: str) -> None:
         """End a request and free its slot now; unknown ids are ignored. Call between steps."""
+        ending = Ending(reason="cancelled", cause="cancelled")
         session = self._scheduler.find(request_id)
+        forming = self._forming.remove(request_id)
         if session is not None:
-            self._undelivered.append(
-                self._finish(session, Ending(reason="cancelled", cause="cancelled"))
-            )
+            self._undelivered.append(self._finish(session, ending))
+        elif forming is not None:
+            self._undelivered.append(self._drop(forming, ending))
 
     def step(self) -> list[ReplyEvent]:
         """Run one round.
@@ -161,21 +231,25 @@ class Engine:
             What happened since the last step, in order.
         """
         events, self._undelivered = self._undelivered, []
+        if self._forming:
+            events += self._take_formed()
         for session in self._scheduler.expired():
             events.append(self._finish(session, Ending(reason="length", cause="deadline")))
         plan = self._scheduler.plan(self._speculation.drafts)
         events += self._scheduler.take_events()
         if plan is None:
-            if self._scheduler.num_waiting and not events:
+            if self._forming and not events:
+                self._forming.wait(IDLE_S)
+            elif self._scheduler.num_waiting and not events:
                 sleep(IDLE_S)
             return events
-        logits = self._runner.run(plan)
+        logits = self._runner.run(plan, self._free_rules(plan))
         self._scheduler.commit_pieces(plan)
         for piece in plan.pieces:
             if piece.wants_logits:
                 events.append(self._score(piece, logits.pieces[piece.slot]))
         for window in plan.windows:
-            events += self._settle(window, logits.windows[window.slot])
+            events += self._settle(window, logits)
         self._speculation.propose(self._scheduler.decoding())
         self._scheduler.end_round()
         return events
@@ -183,13 +257,14 @@ class Engine:
     def fail_all(self, message: str, *, code: str | None = None) -> list[ReplyEvent]:
         """End every open request with an error, because the engine cannot go on."""
         events, self._undelivered = self._undelivered, []
+        open_ids = [forming.request.request_id for forming in self._forming.clear()]
         for session in self._scheduler.sessions:
             self._remove(session)
-            events.append(
-                Failed(
-                    request_id=session.request.request_id, kind="engine", message=message, code=code
-                )
-            )
+            open_ids.append(session.request.request_id)
+        events += [
+            Failed(request_id=request_id, kind="engine", message=message, code=code)
+            for request_id in open_ids
+        ]
         return events
 
     def settle_costs(self, pack: Path) -> None:
@@ -226,18 +301,26 @@ class Engine:
             return self._fail(session, error)
         return PromptScores(request_id=request.request_id, first=first, scores=scores)
 
-    def _settle(self, window: PlannedRows, logits_RV: Logits) -> list[ReplyEvent]:
+    def _free_rules(self, plan: StepPlan) -> dict[int, ChoiceRule]:
+        """By slot, the rules of windows whose tokens nothing else decides."""
+        rules = {w.slot: self._scheduler.running(w.slot).chooser.free_rule for w in plan.windows}
+        return {slot: rule for slot, rule in rules.items() if rule is not None}
+
+    def _settle(self, window: PlannedRows, logits: StepLogits) -> list[ReplyEvent]:
         """Choose the window's tokens into the reply; a fault ends that reply only."""
         session = self._scheduler.running(window.slot)
         chooser, before = session.chooser, len(session.ids)
+        chosen = logits.chosen.get(window.slot)
+
+        def choose(row: int) -> int:
+            position = window.first + row + 1
+            if chosen is not None:
+                return chooser.accept(chosen[row], position)
+            return chooser.choose(logits.windows[window.slot][row], position)
+
         fault: Exception | None = None
         try:
-            walk_window(
-                window.ids,
-                logits_RV,
-                lambda row, row_V: chooser.choose(row_V, window.first + row + 1),
-                session.take,
-            )
+            walk_window(window.ids, choose, session.take)
         except _REPLY_FAULTS as error:
             fault = error
         taken = tuple(session.ids[before:])

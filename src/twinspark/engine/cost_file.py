@@ -24,6 +24,7 @@ from twinspark.engine.pool import PagePool
 from twinspark.engine.runner import Runner
 from twinspark.engine.speculation import Speculation
 from twinspark.errors import FormatError
+from twinspark.model.device import choose_device, device_name
 from twinspark.pack.format import MANIFEST_NAME
 from twinspark.text.tokenizer import Tokenizer
 from twinspark.version import VERSION
@@ -87,7 +88,8 @@ def cost_key(config: EngineConfig, pack: Path, *, context_tokens: int) -> dict[s
     return {
         "version": VERSION,
         "torch": torch.__version__,
-        "device": _processor(),
+        "processor": _processor(),
+        "gpu": device_name(choose_device(config.device, ranks=config.ranks)),
         "threads": torch.get_num_threads(),
         "pack": _pack_digest(pack),
         "context_tokens": context_tokens,

@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 class Obeys:
     """What a following rank's runner reports to: the running digest, and nobody else."""
 
+    compares = True
+
     def __init__(self, send_digest: Callable[[int, str], None]) -> None:
         """`send_digest` is told the digest of every round that is compared."""
         self._send_digest = send_digest

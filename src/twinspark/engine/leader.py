@@ -36,6 +36,8 @@ class LeadsRanks(Protocol):
 class RankLeader:
     """The other ranks, as the runner of rank 0 knows them."""
 
+    compares = True
+
     def __init__(self, team: LeadsRanks) -> None:
         """Take a team whose ranks have all loaded."""
         self._team = team

@@ -33,6 +33,7 @@ class Candidate:
         end_id: the token that ends the reply, or None.
         has_lookup: whether it may copy.
         worth_us: what one more token of it is worth (`depth.py`).
+        possible: how many of some tokens its form takes; None if it has none.
     """
 
     state: DraftState
@@ -41,6 +42,7 @@ class Candidate:
     end_id: int | None
     has_lookup: bool
     worth_us: float
+    possible: Callable[[Sequence[int]], int] | None = None
 
     def copy(self) -> Copy | None:
         """What its own text offers."""
@@ -51,9 +53,11 @@ class Candidate:
         return Copy(tokens=tokens, match=copy.match) if copy is not None and tokens else None
 
     def useful(self, tokens: Sequence[int]) -> list[int]:
-        """Tokens that are worth a row: nothing is from the end token on."""
+        """Tokens that are worth a row: none from the end token on, or that the form refuses."""
         useful = list(tokens[: self.most])
-        return useful[: useful.index(self.end_id)] if self.end_id in useful else useful
+        if self.end_id in useful:
+            useful = useful[: useful.index(self.end_id)]
+        return useful if self.possible is None else useful[: self.possible(useful)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,8 @@ from twinspark.cache.prefix import Match
 from twinspark.config.engine import MAX_WINDOW_ROWS
 from twinspark.engine.checkpoints import Mark
 from twinspark.engine.choosing import Chooser
+from twinspark.engine.closing import Closer
+from twinspark.engine.constraints import Constraint
 from twinspark.engine.endings import Ending, Endings
 from twinspark.engine.sampler import Sampler
 from twinspark.messages import (
@@ -74,12 +76,18 @@ class Session:
         tokenizer: Tokenizer,
         sampler: Sampler,
         clock: Clock = perf_counter,
+        constraint: Constraint | None = None,
+        closer: Closer | None = None,
+        arrived_s: float | None = None,
     ) -> None:
         seed = request.sampling.seed
         seed = int.from_bytes(os.urandom(8), "little") if seed is None else seed
         self.request = request
         self.seed = seed % SEED_SPACE
-        self.chooser = Chooser(request, seed=self.seed, sampler=sampler)
+        self.chooser = Chooser(
+            request, seed=self.seed, sampler=sampler, constraint=constraint,
+            closer=closer, limit=limit,
+        )  # fmt: skip
         self.limit = limit
         self.ids = list(request.prompt_ids)
         self.mode = _mode(request)
@@ -89,7 +97,7 @@ class Session:
         self.tag = prefix_tag(self.approximations, request.cache_salt)
         self.prompt_tokens = len(request.prompt_ids)
 
-        self.arrived_s = clock()
+        self.arrived_s = clock() if arrived_s is None else arrived_s
         wait_ms = request.deadline_ms
         self.deadline_s = None if wait_ms is None else self.arrived_s + 1e-3 * wait_ms
         self.match: tuple[int, Match] | None = None
@@ -109,7 +117,11 @@ class Session:
 
         self._clock = clock
         self._endings = Endings(
-            request, limit=limit, tokenizer=tokenizer, constraint=self.chooser.constraint
+            request,
+            limit=limit,
+            tokenizer=tokenizer,
+            constraint=self.chooser.constraint,
+            closing=self.chooser.closing,
         )
         self._windows = self._first_tokens = 0
         self._drafted = [0] * MAX_WINDOW_ROWS  # rounds by their number of drafts

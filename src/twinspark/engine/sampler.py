@@ -38,6 +38,7 @@ class Sampler:
         banned_V: bool [V], what no request may choose. Not to be modified.
         end_id: the token that ends a reply, or None if there is none.
         end_think_id: the token that closes a thinking block, or None if there is none.
+        dsml_id: the mark of tool calls, or None if there is none.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Sampler:
         banned_ids: Iterable[int] = (),
         end_id: int | None = None,
         end_think_id: int | None = None,
+        dsml_id: int | None = None,
     ) -> None:
         """Prepare the mask.
 
@@ -55,10 +57,12 @@ class Sampler:
             banned_ids: never chosen, whatever their logits.
             end_id: what `min_tokens` holds back.
             end_think_id: what a thinking budget forces.
+            dsml_id: what marks tool calls.
         """
         self.vocab_size = vocab_size
         self.end_id = end_id
         self.end_think_id = end_think_id
+        self.dsml_id = dsml_id
         self.banned_V: Bools = np.zeros(vocab_size, np.bool_)
         self.banned_V[np.array(sorted(set(banned_ids)), dtype=np.int64)] = True
         if self.banned_V.all():

@@ -71,7 +71,9 @@ class ModelDrafter:
             before.append(token)
             return token
 
-        return self._runner.draft(requests, pick)
+        free = [need.chooser.free_rule for need in needs]
+        rules = [rule for rule in free if rule is not None]
+        return self._runner.draft(requests, pick, rules if len(rules) == len(free) else None)
 
 
 class Speculation:
@@ -258,6 +260,7 @@ class Speculation:
             end_id=session.end_id,
             has_lookup=self._has_lookup,
             worth_us=min(state.rate.us_per_token, self._line(num_slots)[0]) / num_slots,
+            possible=session.chooser.num_possible if session.chooser.is_bound else None,
         )
 
     def _fill(self, needs: list[DraftNeed], candidates: list[Candidate], num_slots: int) -> None:
@@ -292,24 +295,20 @@ def _start(result: DraftResult, depth: int) -> DraftResult:
 
 
 def walk_window(
-    window: Sequence[int],
-    logits_RV: Logits,
-    choose: Callable[[int, Logits], int],
-    take: Callable[[int], bool],
+    window: Sequence[int], choose: Callable[[int], int], take: Callable[[int], bool]
 ) -> int:
     """Choose row after row of a window while its drafts turn out right and the reply goes on.
 
     Args:
         window: [R] the pending token, then drafts.
-        logits_RV: [R, V] fp32; row r predicts what follows window[r].
-        choose: row number and logits to token.
+        choose: row number to what follows window[row].
         take: given each chosen token at once; True ends the walk, as the reply is over.
 
     Returns:
         How many tokens were chosen and taken, 1 to R.
     """
     for row in range(len(window)):
-        token = choose(row, logits_RV[row])
+        token = choose(row)
         if take(token) or row + 1 == len(window) or token != window[row + 1]:
             return row + 1
     raise AssertionError("a window has at least one row")

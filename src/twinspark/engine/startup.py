@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from twinspark.config.engine import EngineConfig
 from twinspark.config.model import ModelConfig
-from twinspark.config.paths import pack_name
+from twinspark.config.paths import compiled_kernels_path, pack_name
 from twinspark.config.server import SamplingDefaults
 from twinspark.errors import ConfigError
 from twinspark.messages import Sampling
@@ -127,6 +127,8 @@ def _make_engine(
     team: "LeadingTeam | None",
 ) -> "Engine":
     from twinspark.engine.core import Engine
+    from twinspark.kernels.cuda.compile import keep_cubins_in
+    from twinspark.model.device import choose_device
     from twinspark.model.loading import load_model
 
     def on_progress(fraction: float) -> None:
@@ -135,10 +137,14 @@ def _make_engine(
         report("loading weights", fraction)
 
     set_threads(config, pack.config)
+    device = choose_device(config.device, ranks=config.ranks)
+    keep_cubins_in(compiled_kernels_path())
     model = load_model(
         pack,
         virtual_shards=config.virtual_shards,
         group=None if team is None else team.group,
+        device=device,
+        kernel_cache=compiled_kernels_path(),
         on_progress=on_progress,
     )
     report("preparing caches", 0.0)

@@ -29,7 +29,7 @@ def property_types(parameters: Mapping[str, Any], name: str) -> Types | None:
     properties = parameters.get("properties")
     if not isinstance(properties, Mapping) or name not in properties:
         return None
-    return _types(properties[name], parameters)
+    return schema_types(properties[name], parameters)
 
 
 def is_text(flag: str, types: Types | None) -> bool:
@@ -80,8 +80,15 @@ def _admits(types: Types, kind: str) -> bool:
     return kind in types or (kind == "integer" and "number" in types)
 
 
-def _types(schema: Any, root: Mapping[str, Any]) -> Types | None:
-    """Union over alternatives; each schema is looked at once, so hostile ones cost no more."""
+def schema_types(schema: Any, root: Mapping[str, Any]) -> Types | None:
+    """JSON types that a schema admits; None if it does not say.
+
+    Union over alternatives; each schema is looked at once, so hostile ones cost no more.
+
+    Args:
+        schema: a part of a tool's schema.
+        root: the whole, for references.
+    """
     found: set[str] = set()
     waiting = [schema]
     seen: set[int] = set()

@@ -24,6 +24,10 @@ class IncrementalDecoder:
         data = b"".join(map(self._tokenizer.token_bytes, token_ids))
         return self._utf8.decode(data)
 
+    def feed_one(self, token_id: int) -> str:
+        """The same for one id."""
+        return self._utf8.decode(self._tokenizer.token_bytes(token_id))
+
     def finish(self) -> str:
         """What was held back, as U+FFFD, or nothing; the decoder is then as new."""
         rest = self._utf8.decode(b"", True)

@@ -41,6 +41,7 @@ _PREFIXES = frozenset(
 )
 # The same, and the release's own spelling where marks are recognised by their characters.
 _CUT_PREFIXES = _PREFIXES | {f"{s}{DSML[:n]}" for s in ("<", "</") for n in range(len(DSML))}
+_EXACT = (f"<{DSML_MARK}", f"</{DSML_MARK}")
 _LONGEST_PREFIX = max(map(len, _PREFIXES))
 _MARK = re.compile(
     f'<(/?)(?:{"|".join(map(re.escape, _SPELLINGS))}) ?({"|".join(_KINDS)})(?=[> "\n]|\\Z)'
@@ -89,18 +90,21 @@ def plain(text: str) -> str:
     return text.translate(_PLAIN) if SURROGATES.search(text) else text
 
 
-def mark_at(text: str, at: int, *, is_end: bool) -> Mark | Undecided | None:
+def mark_at(text: str, at: int, *, is_end: bool, is_exact: bool = False) -> Mark | Undecided | None:
     """What the `<` at a place begins.
 
     Args:
         text: of the reply.
         at: the place.
         is_end: no more text comes.
+        is_exact: only the token marks, no spelling of it in characters.
 
     Returns:
         None for text; "undecided" if more text may make it a mark; "cut" if the reply ended inside
         what was surely going to be one.
     """
+    if is_exact and not text.startswith(_EXACT, at):
+        return "undecided" if text[at:] in ("<", "</") and not is_end else None
     found = _MARK.match(text, at)
     if found is not None and (found.end() < len(text) or is_end):
         return Mark(_KINDS[found[2]], bool(found[1]), found.end())

@@ -126,7 +126,8 @@ class ReplyReader:
         if text[at] == END_THINK_MARK:
             self._sections.close_thinking()
             return at + 1
-        mark = mark_at(text, at, is_end=is_end)
+        is_exact = self._calls is not None and self._calls.is_exact
+        mark = mark_at(text, at, is_end=is_end, is_exact=is_exact)
         if mark is None:
             self._sections.add_text("<")
             return at + 1

@@ -7,8 +7,8 @@ Read next: `reader.py` (sections and calls), `stops.py` (stop strings).
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import replace
+from typing import Literal, NamedTuple
 
 from twinspark.messages import GenerateRequest
 from twinspark.text.detokenize import IncrementalDecoder
@@ -24,8 +24,7 @@ _MARK = re.compile("|".join(f"({re.escape(mark)})" for mark in _MARKS))
 _LONGEST_MARK = max(map(len, _MARKS))
 
 
-@dataclass(frozen=True)
-class ReplyPiece:
+class ReplyPiece(NamedTuple):
     """What some tokens added to a reply; pieces of a reply, joined, are the whole reply.
 
     Attributes:
@@ -86,6 +85,7 @@ class ReplyText:
         self.reasoning_tokens = 0
         self._ignore_eos = ignore_eos
         self._min_tokens = min_tokens
+        self._stops_sleep = True
         self._eos_id = tokenizer.eos_id
         self._think_id = tokenizer.think_id
         self._end_think_id = tokenizer.end_think_id
@@ -111,12 +111,14 @@ class ReplyText:
         Args:
             request: what was asked.
             tokenizer: of the pack that writes it.
-            calls: as in the constructor.
+            calls: as in the constructor; where a form holds them, only exact marks count.
 
         Raises:
             RequestError: a stop string is empty.
         """
         sampling = request.sampling
+        if calls is not None and request.form is not None:
+            calls = replace(calls, exact=True)
         return cls(
             tokenizer,
             in_reasoning=request.in_reasoning,
@@ -168,17 +170,19 @@ class ReplyText:
         return self._piece(0)
 
     def _take(self, token_id: int) -> None:
+        reader = self._reader
         self.num_tokens += 1
-        if self.num_tokens > self._min_tokens:
-            self._reader.wake_stops()
+        if self._stops_sleep and self.num_tokens > self._min_tokens:
+            self._stops_sleep = False
+            reader.wake_stops()
         if token_id in self._marks:
             self._take_mark(token_id)
         else:
-            self.reasoning_tokens += self._reader.in_reasoning
-            self._reader.add_text(self._decoder.feed((token_id,)))
-        if self._reader.matched is not None:
+            self.reasoning_tokens += reader.in_reasoning
+            reader.add_text(self._decoder.feed_one(token_id))
+        if reader.matched is not None:
             self.end = "stop"
-        elif self._reader.is_done and self.end is None:
+        elif reader.is_done and self.end is None:
             self.end = "calls"
 
     def _take_mark(self, token_id: int) -> None:

@@ -6,15 +6,17 @@ pack. Not the prompt format (`template.py`), not the way back to text (`detokeni
 
 import json
 import re
+import secrets
 import stat
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import tokenizers
 
 from twinspark.errors import FormatError
+from twinspark.text.known_texts import KnownTexts
 
 BOS = "<\uff5cbegin\u2581of\u2581sentence\uff5c>"
 EOS = "<\uff5cend\u2581of\u2581sentence\uff5c>"
@@ -79,6 +81,7 @@ class Tokenizer:
         _check_byte_level(parsed, self.specials)
         self._bytes = _byte_table(parsed["model"]["vocab"], self.specials)
         self._plain = _build(json.dumps({**parsed, "added_tokens": []}, ensure_ascii=False))
+        self._known = KnownTexts()
         self.vocab_size = len(self._bytes)
         self.bos_id = self.specials[BOS]
         self.eos_id = self.specials[EOS]
@@ -132,7 +135,7 @@ class Tokenizer:
         Raises:
             ValueError: the text has a lone surrogate.
         """
-        return _encode(self._plain, text)
+        return self._known.ids_of(text, partial(_encode, self._plain))
 
     def encode_full(self, text: str) -> list[int]:
         """BPE with added tokens recognised in the text; nothing is prepended.
@@ -145,6 +148,21 @@ class Tokenizer:
     def decode(self, token_ids: list[int] | tuple[int, ...]) -> str:
         """Text of ids all at once, specials included, U+FFFD for invalid bytes."""
         return b"".join(map(self.token_bytes, token_ids)).decode("utf-8", "replace")
+
+    def closed_json(self) -> str:
+        """The file with every added token special, and under a name that nobody can guess.
+
+        For libraries that encode text by themselves: with it no text becomes a special token,
+        whatever a client wrote.
+        """
+        nonce = secrets.token_hex(16)
+        parsed = json.loads(self._json)
+        names = {text: f"{nonce}:{token_id}" for text, token_id in self.specials.items()}
+        for entry in parsed["added_tokens"]:
+            entry.update(content=names[entry["content"]], special=True, normalized=False)
+        vocab = parsed["model"]["vocab"]
+        parsed["model"]["vocab"] = {names.get(text, text): i for text, i in vocab.items()}
+        return json.dumps(parsed, ensure_ascii=False)
 
     @cached_property
     def max_token_bytes(self) -> int:

@@ -35,12 +35,15 @@ class CallRules:
         parallel: False ends the reply with its first call.
         opened: the prompt ends inside a calls block.
         called: the prompt ends inside a call of this tool.
+        exact: a grammar sees to the markup, so only the token marks it; spellings of it in
+            characters are text.
     """
 
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     parallel: bool = True
     opened: bool = False
     called: str = ""
+    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,9 +73,11 @@ class CallReader:
         is_open: a calls block has begun.
         is_done: nothing of the reply means anything from here on.
         num_calls: calls begun so far.
+        is_exact: as `CallRules.exact`.
     """
 
     def __init__(self, rules: CallRules) -> None:
+        self.is_exact = rules.exact
         self.is_open = False
         self.is_done = False
         self.num_calls = 0
@@ -141,7 +146,7 @@ class CallReader:
 
     def _take_candidate(self, text: str, at: int, is_end: bool) -> int:
         """Handle what begins with the bracket at a place; return where to go on, or _HOLD."""
-        mark = mark_at(text, at, is_end=is_end)
+        mark = mark_at(text, at, is_end=is_end, is_exact=self.is_exact)
         if mark is None:
             self._add_text("<")
             return at + 1

@@ -74,3 +74,33 @@ def test_a_top_k_above_any_vocabulary_is_clamped() -> None:
 def test_sampling_must_be_a_table() -> None:
     with pytest.raises(ConfigError, match=r"\[server\.sampling\] must be a table, got 3"):
         ServerConfig(sampling=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name"),
+    [
+        ({"api_keys_file": ""}, "api_keys_file"),
+        ({"key_requests": 0}, "key_requests"),
+        ({"key_tokens_per_hour": 0}, "key_tokens_per_hour"),
+        ({"unread_s": -1}, "unread_s"),
+        ({"stall_s": float("inf")}, "stall_s"),
+        ({"allowed_hosts": ("a",), "host": "0.0.0.0"}, "allowed_hosts"),
+        ({"allowed_hosts": ("http://a",)}, "allowed_hosts"),
+        ({"allowed_hosts": ("",)}, "allowed_hosts"),
+        ({"cors_origins": ("localhost",)}, "cors_origins"),
+        ({"cors_origins": ("http://a/b",)}, "cors_origins"),
+        ({"model_aliases": ("",)}, "model_aliases"),
+        ({"reasoning_fields": "some"}, "reasoning_fields"),
+    ],
+)
+def test_what_access_settings_refuse(wrong: dict[str, object], name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        ServerConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_access_settings() -> None:
+    config = ServerConfig(
+        allowed_hosts=("box.lan",), cors_origins=("*", "http://localhost:3000"), unread_s=0,
+        model_aliases=("a", "b"), key_requests=1, reasoning_fields="none",
+    )  # fmt: skip
+    assert config.is_loopback and config.metrics_open is False and config.page

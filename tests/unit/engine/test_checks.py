@@ -7,7 +7,7 @@ import pytest
 
 from twinspark.engine.checks import check_request
 from twinspark.errors import RequestError
-from twinspark.messages import APPROXIMATIONS, GenerateRequest, Sampling
+from twinspark.messages import APPROXIMATIONS, CallSettings, Form, GenerateRequest, Sampling
 
 BASE = GenerateRequest(request_id="a", prompt_ids=(5, 6, 7, 8), sampling=Sampling(max_tokens=10))
 
@@ -38,6 +38,11 @@ BAD_REQUEST = [
     ("approximations", "expert_pruning"), ("approximations", (APPROXIMATIONS[0],) * 2),
     ("approximations", ([],)), ("reuse", 1), ("in_reasoning", None), ("continues", "no"),
     ("return_token_ids", 1),
+    ("calls", {"parallel": True}), ("calls", CallSettings(called=5)),
+    ("calls", CallSettings(called="x" * 5000)),
+    ("forced_ids", (100,)), ("forced_ids", 5), ("forced_ids", (5,) * 1025),
+    ("form", "start: x"), ("form", Form(grammar="")), ("form", Form(grammar="x" * (5 << 20))),
+    ("form", Form(grammar=b"x")),
 ]  # fmt: skip
 
 
@@ -105,3 +110,38 @@ def test_min_tokens_is_held_against_what_the_context_leaves():
     with pytest.raises(RequestError, match="46") as caught:
         check(dataclasses.replace(BASE, sampling=Sampling(min_tokens=47)))
     assert caught.value.param == "min_tokens"
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"calls": CallSettings(parallel=1)}, "parallel"),
+        ({"calls": CallSettings(opened=None)}, "opened"),
+        ({"form": Form(grammar="x", kind="other")}, "form.kind"),
+        ({"form": Form(grammar="x", starts="now")}, "form.starts"),
+        ({"forced_ids": (5,) * 10}, "max_tokens"),
+        ({"form": Form(grammar="x", starts="calls"), "forced_ids": (5,)}, "forced_ids"),
+        ({"form": Form(grammar="x", starts="reply"), "forced_ids": (5,), "in_reasoning": True},
+         "forced_ids"),
+    ],
+)  # fmt: skip
+def test_forms_and_calls_that_make_no_sense(changes, param):
+    with pytest.raises(RequestError) as caught:
+        check(dataclasses.replace(BASE, **changes))
+    assert caught.value.param == param
+
+
+def test_a_form_and_no_end_token_do_not_go_together():
+    request = with_sampling("ignore_eos", True)
+    with pytest.raises(RequestError, match="form") as caught:
+        check(dataclasses.replace(request, form=Form(grammar="x")))
+    assert caught.value.param == "ignore_eos"
+
+
+def test_forms_and_calls_that_make_sense():
+    for changes in (
+        {"calls": CallSettings(opened=True, called="f"), "form": Form(grammar="x")},
+        {"forced_ids": (5,) * 9, "form": Form(grammar="x", starts="reply")},
+        {"form": Form(grammar="x", starts="reply"), "in_reasoning": True},
+    ):
+        assert check(dataclasses.replace(BASE, **changes)) == 10

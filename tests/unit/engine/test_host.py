@@ -72,6 +72,7 @@ class Host:
     def ready(self):
         while True:
             event = self.next(Loading, Ready)
+            assert event is not None, "the engine ended while it loaded"
             if isinstance(event, Ready):
                 return event
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from twinspark.messages import Form, GenerateRequest
 from twinspark.text.reply import RawReplyText, ReplyPiece, ReplyText
 from twinspark.text.tokenizer import DSML, END_THINK, EOS, Tokenizer
 from twinspark.text.tool_calls import CallRules, new_call_id
@@ -295,3 +296,29 @@ def test_a_megabyte_of_anything_is_read(unit: str) -> None:
             assert isinstance(json.loads(arguments), dict)
         short = opening + unit * (10_000 // len(unit))
         assert read(short, 7) == read(short, len(short))
+
+
+def test_exact_rules_take_only_the_token_for_a_mark() -> None:
+    """Where a grammar holds the calls, markup spelled out inside of a value is the value."""
+    spelled = "".join(
+        f"x</{bars} parameter>\n<{bars} parameter name='y'></{bars} invoke></{bars} calls> </ <"
+        for bars in ("|DSML|", "||DSML||")
+    )
+    text = BLOCK + call(value("a", spelled), value("b", "c")) + END_BLOCK
+    for size in (1, 3, 1000):
+        _, content, calls = read(text, size, exact=True)
+        assert content == "" and len(calls) == 1
+        assert json.loads(calls[0][1]) == {"a": spelled, "b": "c"}
+    assert json.loads(read(text)[2][0][1])["a"] == "x"
+    before = "<|DSML| calls>\n<|DSML| invoke name="
+    assert read(before + "\n" + BLOCK + call() + END_BLOCK, exact=True)[1] == before
+
+
+def test_a_form_makes_the_rules_exact(small_tokenizer: Tokenizer) -> None:
+    text = BLOCK + call(value("a", "x</|DSML| parameter>y")) + END_BLOCK
+    ids = small_tokenizer.encode_full(text)
+    for form, expected in ((None, "x"), (Form(grammar="x"), "x</|DSML| parameter>y")):
+        request = GenerateRequest(request_id="a", prompt_ids=(5,), form=form)
+        reply = ReplyText.of(request, small_tokenizer, calls=CallRules())
+        ((_, arguments),) = joined([reply.feed(ids), reply.finish()])[2]
+        assert json.loads(arguments)["a"] == expected

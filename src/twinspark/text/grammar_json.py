@@ -1,0 +1,235 @@
+"""JSON schemas as grammar text, and the checks that a grammar library leaves out.
+
+What the library refuses by itself it refuses when the grammar is compiled (`grammar_check.py`);
+here is what it would accept and then hang on, or refuse without saying where. Every walk over a
+client's schema is bounded. Read next: `grammar.py`, `grammar_calls.py`.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from twinspark.errors import RequestError
+from twinspark.text.fields import json_text, shown
+
+MAX_BLANKS = 32
+"""Blank characters between two tokens of JSON, so that no reply is filled with them."""
+
+MAX_NODES = 100_000
+MAX_DEPTH = 64
+_BLANKS = f"[ \\n\\r\\t]{{1,{MAX_BLANKS}}}"
+_DATA_KEYS = frozenset({"enum", "const", "default", "examples"})  # hold values, not schemas
+_NAMED_KEYS = frozenset({  # hold schemas by names that mean nothing
+    "properties", "patternProperties", "dependentSchemas", "$defs", "definitions",
+})  # fmt: skip
+_DEFINITIONS = "$defs"
+_ROOT = "__root"
+_DEFINITION = re.compile(r"#/(\$defs|definitions)/([^/]+)")
+
+
+def json_rule(schema: Any, where: str, *, lenient: bool = False) -> str:
+    """The right side of a grammar rule: JSON that follows a schema.
+
+    Args:
+        schema: an object or a boolean.
+        where: its place in the request, for messages.
+        lenient: keywords that no grammar can follow are left out instead of refused.
+
+    Raises:
+        RequestError: it is no schema, too large or too deep, or a reference leads nowhere.
+    """
+    if not isinstance(schema, Mapping | bool):
+        raise RequestError(
+            f"{where} is {shown(schema)}, expected a JSON Schema object", param=where
+        )
+    if schema is False:
+        raise RequestError(f"{where} is false, which no value satisfies", param=where)
+    check_schema(schema, where)
+    options: dict[str, Any] = {"whitespace_flexible": True, "whitespace_pattern": _BLANKS}
+    if lenient:
+        options.update(lenient=True, coerce_one_of=True)
+    fields = {} if schema is True else dict(schema)
+    return f"%json {json_text({**fields, 'x-guidance': options}, where)}"
+
+
+def check_schema(schema: Any, where: str) -> None:
+    """Bound a schema and follow its references.
+
+    Raises:
+        RequestError: it is too large or too deep, or a reference is remote, broken or a circle.
+    """
+    references: list[str] = []
+    for node in _nodes(schema, where):
+        reference = node.get("$ref")
+        if isinstance(reference, str):
+            references.append(reference)
+    good: set[str] = set()
+    for reference in dict.fromkeys(references):
+        _check_reference(reference, schema, where, good)
+
+
+class SchemaRoot:
+    """A whole schema whose parts become schemas of their own; references stay right.
+
+    Attributes:
+        schema: the whole.
+    """
+
+    def __init__(self, schema: Mapping[str, Any], where: str) -> None:
+        """Take a schema.
+
+        Raises:
+            RequestError: as `check_schema`.
+        """
+        check_schema(schema, where)
+        self.schema = schema
+
+    def part(self, schema: Any, where: str) -> Any:
+        """A part of it with what its references mean.
+
+        Raises:
+            RequestError: as `check_schema`.
+        """
+        needed = self._needed(schema, where)
+        if not needed:
+            return schema
+        return {**_rebuilt(schema, _moved), _DEFINITIONS: {_ROOT: _rebuilt(needed, _moved)}}
+
+    def _needed(self, schema: Any, where: str) -> Mapping[str, Any]:
+        """The definitions that a part refers to; the whole if it refers to anything else."""
+        needed: dict[str, dict[str, Any]] = {}
+        waiting = [schema]
+        while waiting:
+            for node in _nodes(waiting.pop(), where):
+                reference = node.get("$ref")
+                if not isinstance(reference, str):
+                    continue
+                found = _DEFINITION.match(reference)
+                if found is None or not isinstance(self.schema.get(found[1]), Mapping):
+                    return self.schema
+                section = needed.setdefault(found[1], {})
+                name = found[2].replace("~1", "/").replace("~0", "~")
+                if name not in section:
+                    section[name] = self.schema[found[1]][name]
+                    waiting.append(section[name])
+        return needed
+
+
+def closed_objects(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same schema in which objects with listed properties take no others (strict tools)."""
+    closed: Mapping[str, Any] = _rebuilt(schema, _closed)
+    return closed
+
+
+def resolve(reference: str, root: Any) -> Any:
+    """What a local reference means.
+
+    Raises:
+        LookupError: there is nothing at that place.
+    """
+    place = root
+    for step in reference[2:].split("/") if len(reference) > 1 else ():
+        name = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(place, list):
+            if not name.isdecimal() or len(name) > 6 or int(name) >= len(place):
+                raise LookupError(reference)
+            place = place[int(name)]
+        elif isinstance(place, Mapping) and name in place:
+            place = place[name]
+        else:
+            raise LookupError(reference)
+    return place
+
+
+def _nodes(schema: Any, where: str) -> Iterator[Mapping[str, Any]]:
+    """Every object that may be a schema."""
+    waiting = [(schema, 1, False)]
+    count = 0
+    while waiting:
+        node, depth, is_names = waiting.pop()
+        count += 1
+        if count > MAX_NODES:
+            raise RequestError(
+                f"{where} has more than {MAX_NODES} parts, expected fewer", param=where
+            )
+        if depth > MAX_DEPTH:
+            raise RequestError(
+                f"{where} is nested more than {MAX_DEPTH} deep, expected less", param=where
+            )
+        if isinstance(node, list):
+            waiting += [(v, depth + 1, False) for v in node if isinstance(v, Mapping | list)]
+        elif isinstance(node, Mapping):
+            if not is_names:
+                yield node
+            waiting += [
+                (value, depth + 1, not is_names and key in _NAMED_KEYS)
+                for key, value in node.items()
+                if isinstance(value, Mapping | list) and (is_names or key not in _DATA_KEYS)
+            ]
+
+
+def _rebuilt(
+    schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]], *, is_names: bool = False
+) -> Any:
+    """A copy with every schema in it changed, innermost first. Its depth is known to be bounded."""
+    if isinstance(schema, list):
+        return [_rebuilt(item, change) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    copy = {
+        key: value
+        if not is_names and key in _DATA_KEYS
+        else _rebuilt(value, change, is_names=not is_names and key in _NAMED_KEYS)
+        for key, value in schema.items()
+    }
+    return copy if is_names else change(copy)
+
+
+def _moved(schema: dict[str, Any]) -> dict[str, Any]:
+    """A reference to the whole goes to its place among the definitions."""
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
+        schema["$ref"] = f"#/{_DEFINITIONS}/{_ROOT}{reference[1:]}"
+    return schema
+
+
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(schema.get("properties"), Mapping):
+        schema.setdefault("additionalProperties", False)
+    return schema
+
+
+def _check_reference(reference: str, root: Any, where: str, good: set[str]) -> None:
+    """Follow a reference to something that is none; `good` are those that were followed before."""
+    seen: set[str] = set()
+    at: Any = reference
+    while isinstance(at, str) and at not in good:
+        if not at.startswith("#"):
+            raise RequestError(
+                f"{where} refers to {shown(at)}, which is not part of it; nothing is fetched, so "
+                "put the definition under $defs",
+                param=where,
+            )
+        if at in seen:
+            raise RequestError(
+                f"{where}: the reference {shown(at)} leads back to itself and to nothing else",
+                param=where,
+            )
+        seen.add(at)
+        if at != "#" and not at.startswith("#/"):
+            break  # an anchor: the library's to find
+        try:
+            target = resolve(at, root)
+        except LookupError:
+            raise RequestError(
+                f"{where} refers to {shown(at)}, where nothing is", param=where
+            ) from None
+        is_alone = isinstance(target, Mapping) and len(target) == 1
+        at = target.get("$ref") if is_alone else None
+    good |= seen
+
+
+def literal(text: str) -> str:
+    """A grammar's literal of a text."""
+    return json.dumps(text, ensure_ascii=False)
