@@ -1,6 +1,8 @@
 # make demo     install, serve the demo pack, ask it a question, keep serving    (PORT=8000)
 # make test     install with test extras, then lint, types, import rules, all CPU tests
 # make soak     many clients at once, for four minutes; prints its figures
+# make test-clients   real clients (SDKs, agents, lm-eval), each in an environment of its own; the
+#                first time takes minutes and 3 GB under build/    (CLIENTS="litellm opencode")
 # make lint format clean
 #
 # TORCH=cuda takes the CUDA build of torch that pip finds; the default pins the CPU build.
@@ -24,7 +26,7 @@ CONDENSE := awk '/^(Collecting|Downloading|Building|Preparing|Installing collect
 	/^(Requirement|Looking|Using|  |Obtaining|Created|Stored|Attempting|Found)/ { next } \
 	{ print; fflush() }'
 
-.PHONY: demo test soak lint format clean
+.PHONY: demo test soak test-clients lint format clean
 
 demo: $(VENV)/.demo-$(TORCH)
 	@$(BIN)/twinspark demo --port $(PORT)
@@ -38,6 +40,9 @@ test: $(VENV)/.dev-$(TORCH)
 
 soak: $(VENV)/.dev-$(TORCH)
 	@$(BIN)/python -m pytest -q -s tests/soak $(PYTEST_ARGS)
+
+test-clients: $(VENV)/.dev-$(TORCH)
+	@$(BIN)/python -m tests.clients.run $(CLIENTS)
 
 lint: $(VENV)/.dev-$(TORCH)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Callable, Iterable
+from dataclasses import asdict
 
 import numpy as np
 
@@ -21,7 +22,9 @@ from twinspark.messages import (
 )
 from twinspark.text.reply import ReplyText
 from twinspark.text.tokenizer import Tokenizer
+from twinspark.text.tool_calls import CallRules
 
+CAUSES = {"eos": "end_token", "stop": "stop_string", "calls": "calls", None: "max_tokens"}
 Round = list[int] | float | Failed | Waiting | Admitted
 Script = Callable[[GenerateRequest], Iterable[Round]]
 
@@ -73,13 +76,8 @@ class FakeEngine:
 
     async def _run(self, request: GenerateRequest) -> AsyncGenerator[ReplyEvent, None]:
         sampling = request.sampling
-        text = ReplyText(
-            self.tokenizer,
-            in_reasoning=request.in_reasoning,
-            stop=sampling.stop,
-            continues=request.continues,
-            ignore_eos=sampling.ignore_eos,
-        )
+        rules = None if request.calls is None else CallRules(**asdict(request.calls))
+        text = ReplyText.of(request, self.tokenizer, calls=rules)
         ids: list[int] = []
         num_rounds = 0
         for step in self.script(request):
@@ -105,6 +103,7 @@ class FakeEngine:
             request_id=request.request_id,
             reason="length" if text.end is None else "stop",
             stop_string=text.stop_string,
+            cause=CAUSES[text.end],
             stats=ReplyStats(
                 prompt_tokens=len(request.prompt_ids),
                 completion_tokens=len(ids),

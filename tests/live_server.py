@@ -13,6 +13,7 @@ import uvicorn
 from twinspark.config.server import ServerConfig
 from twinspark.messages import Sampling
 from twinspark.server.app import build_app
+from twinspark.server.keys import KeyRing
 from twinspark.server.state import ServerState
 from twinspark.server.watch import ServedEngine
 from twinspark.text.tokenizer import Tokenizer
@@ -20,10 +21,11 @@ from twinspark.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class LiveServer:
-    """Where the server listens, and its inside."""
+    """Where the server listens, its inside, and the loop it runs in."""
 
     url: str
     state: ServerState
+    loop: asyncio.AbstractEventLoop
 
     @property
     def port(self) -> int:
@@ -32,27 +34,46 @@ class LiveServer:
 
 @contextmanager
 def serve_in_thread(
-    engine: ServedEngine, tokenizer: Tokenizer, config: ServerConfig | None = None
+    engine: ServedEngine,
+    tokenizer: Tokenizer,
+    config: ServerConfig | None = None,
+    *,
+    keys: KeyRing | None = None,
+    listener: socket.socket | None = None,
 ) -> Iterator[LiveServer]:
     """Serve until the block ends."""
     app = build_app(
-        config or ServerConfig(), engine, tokenizer, model_name="tiny", defaults=Sampling()
+        config or ServerConfig(),
+        engine,
+        tokenizer,
+        model_name="tiny",
+        defaults=Sampling(),
+        keys=keys,
     )
     server = uvicorn.Server(
         uvicorn.Config(app, http="httptools", lifespan="off", log_config=None, access_log=False)
     )
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = listener or socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def run() -> None:
+        loops.append(asyncio.get_running_loop())
+        try:
+            await server.serve(sockets=[listener])
+        finally:
+            await app.state.server.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()))
     thread.start()
     try:
         wait_until(lambda: server.started)
-        yield LiveServer(f"http://127.0.0.1:{port}", app.state.server)
+        yield LiveServer(f"http://127.0.0.1:{port}", app.state.server, loops[0])
     finally:
         server.should_exit = True
         thread.join(10)
         listener.close()
-        app.state.server.close()
         assert not thread.is_alive()
 
 

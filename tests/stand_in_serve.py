@@ -1,6 +1,6 @@
 """`twinspark serve` over `child_engine.py`: the real process life without torch or a pack.
 
-Run as `python stand_in_serve.py TOKENIZER MODE [GRACE_S [HOST]]`.
+Run as `python stand_in_serve.py TOKENIZER MODE [GRACE_S [HOST [STALL_S]]]`.
 """
 
 import sys
@@ -19,5 +19,8 @@ if __name__ == "__main__":
     ]  # fmt: skip
     pack = SimpleNamespace(path=Path("tiny"), tokenizer_path=tokenizer, generation_config={})
     host = (sys.argv[4:] or ["127.0.0.1"])[0]
-    config = ServerConfig(host=host, port=0, shutdown_grace_s=grace_s)
+    stall_s = float((sys.argv[5:] or ["30"])[0])
+    config = ServerConfig(
+        host=host, port=0, shutdown_grace_s=grace_s, stall_s=stall_s, give_up_s=4 * stall_s
+    )
     main.run(lambda: serve.run_server(pack, config, EngineConfig(), log_level="info"))

@@ -55,6 +55,8 @@ class ThreadFollowers:
         problem: what ended a follower, if anything did.
     """
 
+    compares = True
+
     def __init__(self, models, make_caches):
         """Take the models of ranks 1.. and how their caches are made."""
         self.problem = None

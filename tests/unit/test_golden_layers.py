@@ -18,8 +18,9 @@ import torch
 from tests import tiny
 from tests.unit.model.harness import Session, golden, tiny_token_map
 
-from twinspark.model import csa, moe
+from twinspark.model import attention_weights, moe
 from twinspark.model.loading import load_model
+from twinspark.model.streams import Streams
 
 WORST, MEAN = 0.03, 1e-4
 SHARDED_MEAN, OUTLIERS = 2.5e-3, 2
@@ -38,19 +39,22 @@ class Forced:
     def _wrapped(self, model, number, monkeypatch):
         layer, engram = model._layers[number], model._engrams.get(number)
 
-        def forced_engram(x_TCD, hash_TLC, image_T):
-            return engram(self.streams[number - 1], hash_TLC, image_T)
+        class ForcedEngram:
+            rows = staticmethod(engram.rows) if engram is not None else None
 
-        def forced_layer(x_TCD, pre_TC, attend, **rest):
-            if number and engram is None:
-                x_TCD = self.streams[number - 1]
+            def __call__(_, x_TCD, table_TK, image_T):
+                return engram(self.streams[number - 1], table_TK, image_T)
+
+        def forced_layer(streams, attend, **rest):
             if number:
-                pre_TC = self.pre[number - 1]
-            self.left[number] = layer(x_TCD, pre_TC, attend, **rest)
-            return self.left[number]
+                x_TCD = streams.x_TCD if engram is not None else self.streams[number - 1]
+                streams = Streams(x_TCD, self.pre[number - 1])
+            found = layer(streams, attend, **rest).settled(eps=model.config.rms_norm_eps)
+            self.left[number] = found.x_TCD, found.pre_TC
+            return found
 
         if engram is not None:
-            monkeypatch.setitem(model._engrams, number, forced_engram)
+            monkeypatch.setitem(model._engrams, number, ForcedEngram())
         return forced_layer
 
 
@@ -100,7 +104,7 @@ def test_layers_as_shipped(length, tiny_model, monkeypatch):
 def test_layers_reject_mutants(mutant, single_shard_model, monkeypatch):
     """The comparison is sharp enough to see one rounding left out."""
     if mutant == "window rounding":
-        monkeypatch.setattr(csa, "qdq8", lambda x: x)
+        monkeypatch.setattr(attention_weights, "qdq8", lambda x: x)
     else:
         summed = moe._ShardExperts._sum
         weights = []

@@ -3,6 +3,7 @@ logits of the 33-token prompt by 0.4 to 2.7, four thousand times the tolerance o
 """
 
 import dataclasses
+from importlib import import_module
 
 import pytest
 import torch
@@ -12,9 +13,12 @@ from tests.unit.model.harness import Session, golden, tiny_token_map
 from twinspark.cache import rows as cache_rows
 from twinspark.config.model import ModelConfig
 from twinspark.kernels import index_search
-from twinspark.model import compressor, csa, indexer, layer
+from twinspark.model import attention_weights, compressor, indexer
 from twinspark.model.loading import load_model
 from twinspark.pack.reader import open_pack
+
+# the package has a function of that name
+boundary = import_module("twinspark.kernels.residual.boundary")
 
 
 def no_rounding(x):
@@ -22,7 +26,7 @@ def no_rounding(x):
 
 
 def window_rounding_off(patch):
-    patch.setattr(csa, "qdq8", no_rounding)
+    patch.setattr(attention_weights, "qdq8", no_rounding)
 
 
 def compressed_rounding_off(patch):
@@ -39,9 +43,9 @@ def candidates_off(patch):
 
 
 def comb_transposed(patch):
-    expand = layer.expand
+    expand = boundary.expand
     patch.setattr(
-        layer, "expand", lambda y, x, post, comb: expand(y, x, post, comb.transpose(1, 2))
+        boundary, "expand", lambda y, x, post, comb: expand(y, x, post, comb.transpose(1, 2))
     )
 
 

@@ -1,6 +1,7 @@
 """The library's front door, on a fake model: text in and out, streams, threads, endings."""
 
 import gc
+import json
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from twinspark.messages import (
     EngineStatus,
     Failed,
     Finished,
+    Form,
     PromptScores,
     ReplyStats,
     TokenDelta,
@@ -279,3 +281,36 @@ def test_refusals_for_want_of_room_say_when_to_try_again(small_tokenizer, kind, 
     with pytest.raises(CapacityError, match="full") as caught:
         llm.generate("x")
     assert (caught.value.code, caught.value.retry_after_s) == (code, 2.5)
+
+
+def test_tools_and_forms(small_tokenizer):
+    tokenizer = small_tokenizer
+    engine = Engine(
+        FakeModel(end_id=tokenizer.eos_id, end_bias=2.0), tokenizer,
+        EngineConfig(max_context_tokens=4096, slots=2),
+    )  # fmt: skip
+    llm = LLM.from_engine(
+        LoadedEngine(engine=engine, tokenizer=tokenizer, model_name="fake", load_seconds=0.0)
+    )
+    parameters = {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}},
+        "required": ["n"],
+    }
+    tools = [{"type": "function", "function": {"name": "roll", "parameters": parameters}}]
+    rule = replace(RULE, max_tokens=300)
+    stream = llm.chat_stream(
+        CHAT, rule, thinking=False,
+        fields={"tools": tools, "tool_choice": "required", "parallel_tool_calls": False},
+    )  # fmt: skip
+    pieces = list(stream)
+    (call,) = stream.reply.calls
+    assert call.name == "roll" and json.loads(call.arguments)["n"] in range(10)
+    assert stream.reply.cause == "calls" and stream.reply.text == ""
+    assert "".join(c.arguments for piece in pieces for c in piece.calls) == call.arguments
+    reply = llm.chat(CHAT, rule, thinking=False, fields={"guided_choice": ["yes", "no"]})
+    assert reply.text in ("yes", "no") and reply.cause == "constraint" and reply.calls == ()
+    reply = llm.generate("x", rule, form=Form(grammar="start: /[0-9]{4}/"))
+    assert reply.text.isdecimal() and len(reply.text) == 4
+    with pytest.raises(RequestError, match="does not compile"):
+        llm.generate("x", rule, form=Form(grammar="start: missing"))

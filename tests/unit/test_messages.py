@@ -16,6 +16,13 @@ ALL = [
     m.GenerateRequest(
         request_id="b", prompt_ids=(1,), sampling=m.Sampling(logit_bias=((3, -1.5), (4, 2.0)))
     ),
+    m.GenerateRequest(
+        request_id="c",
+        prompt_ids=(1,),
+        calls=m.CallSettings(parallel=False, opened=True, called="f"),
+        forced_ids=(5, 6),
+        form=m.Form(grammar='start: "\u00e9\\n"', starts="calls"),
+    ),
     m.Cancel(request_id="a"),
     m.Shutdown(),
     m.Loading(phase="weights", fraction=0.5),

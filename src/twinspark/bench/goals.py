@@ -129,8 +129,9 @@ def report(
     load_seconds: float,
     date: str,
     ranks: int = 1,
+    device: str = "",
 ) -> dict[str, Any]:
-    """The result file: where, when and what."""
+    """The result file: where, when and what; a device without a name is the CPU."""
     import torch
 
     return {
@@ -138,7 +139,7 @@ def report(
         "date": date,
         "version": VERSION,
         "pack": pack,
-        "device": f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
+        "device": device or f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
         "ranks": ranks,
         "torch": torch.__version__,
         "python": platform.python_version(),

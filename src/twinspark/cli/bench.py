@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import orjson
 import typer
 
-from twinspark.cli import ranks
+from twinspark.cli import bench_gpu, ranks
+from twinspark.cli.bench_server import bench_server
 from twinspark.cli.console import check_writable
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
 
 def register(parent: typer.Typer) -> None:
     """Add the command group."""
+    app.command("server")(bench_server)
+    bench_gpu.register(app)
     parent.add_typer(app, name="bench")
 
 
@@ -46,6 +49,7 @@ def engine(
     stall_tokens: Annotated[
         int, typer.Option(min=0, help="Length of the long prompt; 0 leaves that cell out.")
     ] = 16384,
+    device: ranks.Device = None,
     tp: ranks.Tp = None,
     virtual_shards: ranks.VirtualShards = None,
     split_pool: ranks.SplitPool = None,
@@ -65,7 +69,9 @@ def engine(
     from twinspark.config.engine import EngineConfig
     from twinspark.llm import LLM
 
-    given = {"ranks": tp, "virtual_shards": virtual_shards, "split_pool": split_pool}
+    given = {
+        "device": device, "ranks": tp, "virtual_shards": virtual_shards, "split_pool": split_pool,
+    }  # fmt: skip
     settings: dict[str, Any] = {name: v for name, v in given.items() if v is not None}
     config = EngineConfig(**settings)
     place = ranks.rank_place(rank, rendezvous, config)
@@ -111,8 +117,11 @@ def _show(
     out.print(_overhead_table(overheads))
     if stall is not None:
         out.print(_stall_table(stall))
-    out.print(_goal_table(goals_of(cells, overheads, stall)))
+    out.print(goal_table(goals_of(cells, overheads, stall)))
     if json is not None:
+        from twinspark.model.device import choose_device, device_name
+
+        config = llm.engine.config
         document = report(
             cells,
             overheads,
@@ -120,7 +129,8 @@ def _show(
             pack=llm.model_name,
             load_seconds=llm.load_seconds,
             date=datetime.date.today().isoformat(),
-            ranks=llm.engine.config.ranks,
+            ranks=config.ranks,
+            device=device_name(choose_device(config.device, ranks=config.ranks)),
         )
         json.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2) + b"\n")
         print(f"written: {json}", file=sys.stderr)
@@ -199,7 +209,8 @@ def _stall_table(stall: "Stall") -> "Table":
     return table
 
 
-def _goal_table(goals: Sequence["Goal"]) -> "Table":
+def goal_table(goals: Sequence["Goal"]) -> "Table":
+    """Goals beside what was measured."""
     table = _table("goals", "figure", "measured", "goal", "")
     for goal in goals:
         sign = "at least" if goal.better == "more" else "at most"

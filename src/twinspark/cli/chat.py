@@ -64,6 +64,7 @@ def chat(
         bool, typer.Option("--no-checksums", help="Skip the pack's manifest.")
     ] = False,
     config: Annotated[Path | None, typer.Option(help="Settings file (TOML).")] = None,
+    device: ranks.Device = None,
     tp: ranks.Tp = None,
     virtual_shards: ranks.VirtualShards = None,
     split_pool: ranks.SplitPool = None,
@@ -79,7 +80,7 @@ def chat(
     level = sources.log_level if "TWINSPARK_LOG_LEVEL" in sources.env else "warning"
     flags = {
         "draft": draft, "max_context_tokens": max_context, "threads": threads,
-        "ranks": tp, "virtual_shards": virtual_shards, "split_pool": split_pool,
+        "device": device, "ranks": tp, "virtual_shards": virtual_shards, "split_pool": split_pool,
     }  # fmt: skip
     settings = replace(make_settings(EngineConfig, "engine", sources, flags), slots=1)
     place = ranks.rank_place(rank, rendezvous, settings)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from twinspark.cli import ranks
 from twinspark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def register(app: typer.Typer) -> None:
 def demo(
     port: Annotated[int, typer.Option(help="Port of the server.", min=1, max=65535)] = 8000,
     question: Annotated[str, typer.Option(help="What to ask.")] = QUESTION,
+    device: ranks.Device = None,
 ) -> None:
     """Serve the demo pack, ask it a question, and keep serving until Ctrl-C."""
     if find_spec("openai") is None:
@@ -70,7 +72,7 @@ def demo(
     run_server(
         open_pack(demo_pack_path()),
         config,
-        EngineConfig(),
+        EngineConfig(device=device or "auto"),
         log_level="warning",
         on_ready=lambda url: Thread(target=show, args=(url, question), daemon=True).start(),
     )

@@ -83,6 +83,7 @@ class ServerLife:
         loop = asyncio.get_running_loop()
         for stop_signal in STOP_SIGNALS:
             loop.add_signal_handler(stop_signal, self._on_signal)
+        loop.add_signal_handler(signal.SIGHUP, self._state.keys.reload)
         await link.attach()
         http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
         try:
@@ -94,7 +95,7 @@ class ServerLife:
             self._http.should_exit = True
             await http
             await link.close()
-            self._state.close()
+            await self._state.close()
 
     async def _serve_until_stopped(self, link: EngineLink) -> None:
         """Until a stop signal. An engine of one rank that died leaves the server up to say so.
@@ -109,6 +110,7 @@ class ServerLife:
                 raise RankFailed(link.failure)
             if has_ranks and link.failure is None and link.silence_s > SILENCE_S:
                 link.give_up(f"rank 0 stopped answering {link.silence_s:.1f} s ago")
+            self._state.give_up_stalled()
             slept_from_s = time.monotonic()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), 2 * POLL_S)

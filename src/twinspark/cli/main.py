@@ -11,7 +11,18 @@ from typing import Annotated
 
 import typer
 
-from twinspark.cli import bench, chat, demo, inspect, logits, quantize, serve, worker
+from twinspark.cli import (
+    bench,
+    chat,
+    demo,
+    doctor,
+    inspect,
+    logits,
+    prebuild,
+    quantize,
+    serve,
+    worker,
+)
 from twinspark.cli.streams import drop_output, fill_closed, flush_output, tell
 from twinspark.config.env import read_environment
 from twinspark.distributed.leaving import leave
@@ -49,7 +60,7 @@ def _options(
     read_environment()  # an unknown TWINSPARK_ name is an error in every command
 
 
-for command in (chat, serve, inspect, bench, quantize, demo, worker):
+for command in (chat, serve, inspect, bench, quantize, demo, doctor, prebuild, worker):
     command.register(app)
 app.command("logits")(logits.logits)
 

@@ -1,4 +1,4 @@
-"""Flags of commands that run on several ranks, and what a rank above 0 does with them.
+"""Flags that say where a model runs: device and ranks; what a rank above 0 does with them.
 
 Without --rendezvous rank 0 starts the others on its own machine. With it, every rank is started by
 hand with the same flags and a --rank of its own, and they meet there. Read next:
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from twinspark.config.engine import EngineConfig
     from twinspark.engine.ranks import Address
 
+Device = Annotated[
+    str | None, typer.Option(metavar="auto|cpu|cuda[:N]", help="Where the model runs [auto].")
+]
 Tp = Annotated[
     int | None, typer.Option("--tp", help="Processes that the model is spread over [1].")
 ]

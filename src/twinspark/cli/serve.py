@@ -10,13 +10,15 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from twinspark.cli import ranks
+from twinspark.cli import access, ranks
+from twinspark.cli import serve_options as options
+from twinspark.cli.access import warn_if_open
 from twinspark.cli.console import LoadingLine, say
 from twinspark.cli.logs import set_up_logging
 from twinspark.errors import ConfigError
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from twinspark.config.engine import EngineConfig
     from twinspark.config.server import SamplingDefaults, ServerConfig
     from twinspark.pack.reader import Pack
+    from twinspark.server.keys import KeyRing
     from twinspark.server.link import EngineLink, EngineProcess
     from twinspark.text.tokenizer import Tokenizer
 
@@ -39,65 +42,82 @@ def register(app: typer.Typer) -> None:
 
 
 def serve(
-    pack: Annotated[
-        Path | None, typer.Argument(help="Folder of the pack. Default: the demo pack.")
-    ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to bind [127.0.0.1].")] = None,
-    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one [8000].")] = None,
-    model_name: Annotated[str | None, typer.Option(help="Name clients see [the folder's].")] = None,
-    slots: Annotated[int | None, typer.Option(help="Replies at the same time [4].")] = None,
-    max_context: Annotated[
-        int | None, typer.Option(help="Longest prompt plus reply, in tokens.")
-    ] = None,
-    draft: Annotated[
-        bool | None, typer.Option("--draft/--no-draft", help="Use the draft blocks [on].")
-    ] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads of the engine.")] = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="Default for requests that give none.")
-    ] = None,
-    keepalive: Annotated[
-        float | None, typer.Option(help="Seconds between comments of a waiting stream [15].")
-    ] = None,
-    grace: Annotated[float | None, typer.Option(help="Seconds replies get at the end [5].")] = None,
-    request_log: Annotated[
-        str | None,
-        typer.Option(metavar="PATH", help="File for one JSON line a request [the log]."),
-    ] = None,
-    no_checksums: Annotated[
-        bool, typer.Option("--no-checksums", help="Skip the pack's manifest.")
-    ] = False,
-    config: Annotated[Path | None, typer.Option(help="Settings file (TOML).")] = None,
+    pack: options.Pack = None,
+    host: options.Host = None,
+    port: options.Port = None,
+    model_name: options.ModelName = None,
+    alias: options.Aliases = None,
+    slots: options.Slots = None,
+    max_context: options.MaxContext = None,
+    draft: options.Draft = None,
+    threads: options.Threads = None,
+    temperature: options.Temperature = None,
+    keepalive: options.Keepalive = None,
+    grace: options.Grace = None,
+    request_log: options.RequestLog = None,
+    reasoning_fields: options.ReasoningFields = None,
+    surface_unterminated_reasoning: options.SurfaceReasoning = None,
+    reproducible_seeds: options.ReproducibleSeeds = None,
+    api_keys_file: access.KeysFile = None,
+    api_key_digest: access.KeyDigests = None,
+    key_requests: access.KeyRequests = None,
+    key_tokens_per_hour: access.KeyTokens = None,
+    metrics_open: access.MetricsOpen = None,
+    allowed_host: access.AllowedHosts = None,
+    cors_origin: access.CorsOrigins = None,
+    no_checksums: options.NoChecksums = False,
+    config: options.Config = None,
+    device: ranks.Device = None,
     tp: ranks.Tp = None,
     virtual_shards: ranks.VirtualShards = None,
     split_pool: ranks.SplitPool = None,
     rank: ranks.Rank = None,
     rendezvous: ranks.Rendezvous = None,
 ) -> None:
-    """Serve a pack over the OpenAI API."""
+    """Serve a pack over the OpenAI and Anthropic APIs."""
+    given = dict(locals())
     from twinspark.config.engine import EngineConfig
     from twinspark.config.load import make_settings, read_sources
     from twinspark.config.server import ServerConfig
 
     sources = read_sources(config)
-    server_flags = {
-        "host": host, "port": port, "model_name": model_name, "keepalive_s": keepalive,
-        "shutdown_grace_s": grace, "request_log": request_log, "sampling": _defaults(temperature),
-    }  # fmt: skip
-    server_config = make_settings(ServerConfig, "server", sources, server_flags)
+    server_config = make_settings(ServerConfig, "server", sources, _server_flags(given))
     engine_flags = {
         "slots": slots, "max_context_tokens": max_context, "draft": draft, "threads": threads,
-        "ranks": tp, "virtual_shards": virtual_shards, "split_pool": split_pool,
+        "device": device, "ranks": tp, "virtual_shards": virtual_shards, "split_pool": split_pool,
     }  # fmt: skip
     engine_config = make_settings(EngineConfig, "engine", sources, engine_flags)
     place = ranks.rank_place(rank, rendezvous, engine_config)
     how: dict[str, Any] = {"verify": not no_checksums, "log_level": sources.log_level}
     if ranks.follows(pack, engine_config, place, **how):
         return
+    keys = access.open_keys(server_config, sources, api_key_digest or ())
     opened, tokenizer = _open(pack, engine_config, verify=not no_checksums)
     run_server(
-        opened, server_config, engine_config, tokenizer=tokenizer, rendezvous=rendezvous, **how
-    )
+        opened, server_config, engine_config, tokenizer=tokenizer, keys=keys,
+        rendezvous=rendezvous, **how,
+    )  # fmt: skip
+
+
+def _server_flags(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of the server's settings from the command's own arguments."""
+    lists = {
+        "allowed_hosts": "allowed_host",
+        "cors_origins": "cors_origin",
+        "model_aliases": "alias",
+    }
+    same = (
+        "host", "port", "model_name", "request_log", "reasoning_fields", "reproducible_seeds",
+        "surface_unterminated_reasoning", "api_keys_file", "key_requests", "key_tokens_per_hour",
+        "metrics_open",
+    )  # fmt: skip
+    return {
+        **{name: given[name] for name in same},
+        **{name: given[flag] and tuple(given[flag]) for name, flag in lists.items()},
+        "keepalive_s": given["keepalive"],
+        "shutdown_grace_s": given["grace"],
+        "sampling": _defaults(given["temperature"]),
+    }
 
 
 def _defaults(temperature: float | None) -> "SamplingDefaults | None":
@@ -123,6 +143,7 @@ def run_server(
     *,
     log_level: str,
     tokenizer: "Tokenizer | None" = None,
+    keys: "KeyRing | None" = None,
     verify: bool = True,
     rendezvous: str | None = None,
     on_ready: Callable[[str], None] | None = None,
@@ -135,6 +156,7 @@ def run_server(
         engine_config: the engine's.
         log_level: debug, info, warning or error.
         tokenizer: the pack's; None reads it.
+        keys: who may come in; None is everybody.
         verify: whether the engine process compares the pack with its manifest too.
         rendezvous: HOST:PORT where ranks started by hand come to.
         on_ready: called once with the server's address; must return at once.
@@ -157,9 +179,10 @@ def run_server(
         from twinspark.server.app import build_app
 
         name = config.model_name or pack_name(pack.path)
-        return build_app(config, link, tokenizer, model_name=name, defaults=defaults)
+        return build_app(config, link, tokenizer, model_name=name, defaults=defaults, keys=keys)
 
-    listener = bind(config.host, config.port)
+    warn_if_open(config, keys)
+    listener = bind(config.host, config.port, unread_s=config.unread_s)
     with listener:
         from twinspark.server.link import EngineProcess
 
@@ -188,8 +211,6 @@ def _serve_http(
 
     url = base_url(listener)
     say(f"listening on {url} (GET /health says when the model is ready)")
-    if not config.is_loopback:
-        say(f"WARNING: {config.host} is open to other machines, and no key is asked for")
     loading = LoadingLine()
     link = EngineLink(process, on_loading=loading.show)
     life = ServerLife(make_app(link), process, listener, loading, num_ranks=num_ranks)
@@ -212,8 +233,13 @@ def base_url(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, *, unread_s: float = 0.0) -> socket.socket:
     """A socket bound to the address, not yet listening for HTTP.
+
+    Args:
+        host: a name or an address of this machine.
+        port: 0 takes a free one.
+        unread_s: the system ends connections whose client takes nothing for so long; 0 never.
 
     Raises:
         ConfigError: the address is taken or not ours.
@@ -230,6 +256,10 @@ def bind(host: str, port: int) -> socket.socket:
         ) from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if unread_s:  # connections inherit it
+            listener.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, int(1000 * unread_s))
+            )
         listener.bind(address)
         listener.listen(LISTEN_BACKLOG)
     except OSError as error:

@@ -5,9 +5,7 @@ Paths match by their end, so clients with odd base addresses work. The engine is
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -19,13 +17,29 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from twinspark.config.server import ServerConfig
 from twinspark.errors import TwinSparkError
-from twinspark.messages import EngineStatus, Ready, Sampling
+from twinspark.messages import Sampling
+from twinspark.server.access import front
+from twinspark.server.anthropic import count_tokens, messages
 from twinspark.server.chat import chat_completions
-from twinspark.server.errors import ApiError, draining, to_api_error
-from twinspark.server.json_response import JsonResponse
+from twinspark.server.completions import completions
+from twinspark.server.errors import ApiError, answer, draining, to_api_error
+from twinspark.server.health import gauges, health, stats
+from twinspark.server.keys import KeyRing
+from twinspark.server.limits import Limits
 from twinspark.server.metrics import CONTENT_TYPE, CountResponses, Metrics, Tally
+from twinspark.server.models import get_model, list_models
+from twinspark.server.openapi import describe, openapi
+from twinspark.server.page import Page
 from twinspark.server.request_log import RequestLog
+from twinspark.server.responses import (
+    create_response,
+    delete_response,
+    get_response,
+    list_input_items,
+)
+from twinspark.server.responses_store import ResponseStore
 from twinspark.server.state import ServerState
+from twinspark.server.tokenize import detokenize, tokenize
 from twinspark.server.watch import ServedEngine, WatchedEngine
 from twinspark.text.tokenizer import Tokenizer
 
@@ -39,6 +53,7 @@ def build_app(
     *,
     model_name: str,
     defaults: Sampling,
+    keys: KeyRing | None = None,
 ) -> Starlette:
     """Make the application.
 
@@ -48,6 +63,7 @@ def build_app(
         tokenizer: the pack's own.
         model_name: the name replies and the model list carry.
         defaults: numbers of requests that leave them out.
+        keys: who may come in; None is everybody.
 
     Returns:
         An ASGI application; its `state.server` is the ServerState.
@@ -55,34 +71,34 @@ def build_app(
     Raises:
         ConfigError: the request log cannot be written.
     """
+    keys = keys or KeyRing()
+    limits = Limits(requests=config.key_requests, tokens_per_hour=config.key_tokens_per_hour)
     tally = Tally()
     log = RequestLog(config.request_log)
     app = Starlette(
-        routes=[
-            Route("/health", health, methods=["GET"]),
-            *_at_any_base("/metrics", metrics, "GET"),
-            *_at_any_base("/chat/completions", chat_completions, "POST"),
-            *_at_any_base("/models", list_models, "GET"),
-            *_at_any_base("/models/{model_id:path}", get_model, "GET"),
+        routes=_routes(config),
+        exception_handlers=HANDLERS,
+        middleware=[
+            Middleware(CountResponses, tally=tally),
+            Middleware(QuietEnd),
+            *front(config, keys=keys, limits=limits, tally=tally),
         ],
-        exception_handlers={
-            ApiError: _on_api_error,
-            TwinSparkError: _on_own_error,
-            HTTPException: _on_http_error,
-            ClientDisconnect: _on_client_gone,
-            Exception: _on_fault,
-        },
-        middleware=[Middleware(CountResponses, tally=tally), Middleware(QuietEnd)],
     )
     app.router.redirect_slashes = False
-    app.state.server = ServerState(
+    watched = WatchedEngine(
+        engine, tally=tally, log=log, limits=limits, assistant_id=tokenizer.assistant_id
+    )
+    app.state.responses = ResponseStore()
+    app.state.openapi = describe(has_keys=keys.is_required)
+    state = app.state.server = ServerState(
         config=config,
         model_name=model_name,
         defaults=defaults,
-        engine=WatchedEngine(engine, tally=tally, log=log),
+        engine=watched,
         request_log=log,
-        metrics=Metrics(model_name, tally, lambda: engine.status),
+        metrics=Metrics(model_name, tally, lambda: engine.status, lambda: gauges(state)),
         tokenizer=tokenizer,
+        keys=keys,
     )
     return app
 
@@ -110,32 +126,7 @@ class QuietEnd:
             await self._app(scope, receive, watched)
         except asyncio.CancelledError:
             if not has_started:
-                await draining().response()(scope, receive, send)
-
-
-async def list_models(request: Request) -> Response:
-    """Answer `GET .../models`."""
-    state = _state(request)
-    return JsonResponse({"object": "list", "data": [_model(state, state.require_ready())]})
-
-
-async def get_model(request: Request) -> Response:
-    """Answer `GET .../models/{id}`.
-
-    Raises:
-        ApiError: 404 for a name that is not served.
-    """
-    state = _state(request)
-    ready = state.require_ready()
-    asked = request.path_params["model_id"]
-    if asked != state.model_name:
-        raise ApiError(
-            404,
-            f"the model {asked!r} is not served here; this server has {state.model_name!r}",
-            param="model",
-            code="model_not_found",
-        )
-    return JsonResponse(_model(state, ready))
+                await answer(draining(), scope.get("path", ""))(scope, receive, send)
 
 
 async def metrics(request: Request) -> Response:
@@ -143,59 +134,26 @@ async def metrics(request: Request) -> Response:
     return Response(_state(request).metrics.text(), media_type=CONTENT_TYPE)
 
 
-async def health(request: Request) -> Response:
-    """Answer `GET /health`: 200 only when requests are taken."""
-    state = _state(request)
-    engine = state.engine
-    content: dict[str, Any] = {
-        "status": "ok",
-        "model": state.model_name,
-        "uptime_s": round(time.time() - state.started_at, 3),
-        "open_replies": len(state.open_replies),
-        "requests": state.num_replies,
-    }
-    headers = {}
-    if engine.failure is not None:
-        content |= {"status": "failed", "fatal": engine.failure[:500]}
-    elif state.is_draining:
-        content |= {"status": "draining"}
-        headers = {"retry-after": "30"}
-    elif engine.ready is None:
-        loading = engine.loading
-        content |= {
-            "status": "loading",
-            "phase": loading.phase if loading else "starting",
-            "fraction": loading.fraction if loading else 0.0,
-        }
-        headers = {"retry-after": "1"}
-    else:
-        content |= {
-            "context_length": engine.ready.max_context_tokens,
-            "slots": engine.ready.num_slots,
-            "load_s": round(engine.ready.load_seconds, 3),
-        }
-        if engine.status is not None:
-            content |= _load(engine.status)
-    is_ok = content["status"] == "ok"
-    body = {"ok": is_ok, **content}
-    return JsonResponse(body, status_code=200 if is_ok else 503, headers=headers)
-
-
-def _load(status: EngineStatus) -> dict[str, Any]:
-    """How busy the engine was at its newest snapshot, a quarter of a second old at most."""
-    load: dict[str, Any] = {
-        "running": status.running,
-        "waiting": status.waiting,
-        "slots_free": status.slots_free,
-        "rounds": status.rounds,
-    }
-    if status.pool_tokens:
-        load |= {
-            "pool_tokens": status.pool_tokens,
-            "pool_free_tokens": status.pool_free_tokens,
-            "pool_prefix_tokens": status.cached_tokens_held,
-        }
-    return load | ({"usable_bytes": status.usable_bytes} if status.usable_bytes else {})
+def _routes(config: ServerConfig) -> list[Route]:
+    return [
+        Route("/health", health, methods=["GET"]),
+        Route("/stats", stats, methods=["GET"]),
+        Route("/openapi.json", openapi, methods=["GET"]),
+        *(Page().routes() if config.page else ()),
+        *_at_any_base("/metrics", metrics, "GET"),
+        *_at_any_base("/chat/completions", chat_completions, "POST"),
+        *_at_any_base("/completions", completions, "POST"),
+        *_at_any_base("/messages", messages, "POST"),
+        *_at_any_base("/messages/count_tokens", count_tokens, "POST"),
+        *_at_any_base("/responses", create_response, "POST"),
+        *_at_any_base("/responses/{response_id}", get_response, "GET"),
+        *_at_any_base("/responses/{response_id}", delete_response, "DELETE"),
+        *_at_any_base("/responses/{response_id}/input_items", list_input_items, "GET"),
+        *_at_any_base("/tokenize", tokenize, "POST"),
+        *_at_any_base("/detokenize", detokenize, "POST"),
+        *_at_any_base("/models", list_models, "GET"),
+        *_at_any_base("/models/{model_id:path}", get_model, "GET"),
+    ]
 
 
 def _at_any_base(path: str, endpoint: Endpoint, method: str) -> list[Route]:
@@ -207,26 +165,14 @@ def _state(request: Request) -> ServerState:
     return state
 
 
-def _model(state: ServerState, ready: Ready) -> dict[str, Any]:
-    return {
-        "id": state.model_name,
-        "object": "model",
-        "created": int(state.started_at),
-        "owned_by": "twinspark",
-        "root": ready.model_name,
-        "max_model_len": ready.max_context_tokens,
-        "context_length": ready.max_context_tokens,
-    }
-
-
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error.response()
+    return answer(error, request.url.path)
 
 
 async def _on_own_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, TwinSparkError)
-    return to_api_error(error).response()
+    return answer(to_api_error(error), request.url.path)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
@@ -238,7 +184,8 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         message = f"{request.method} is not allowed on {request.url.path}; use {allowed}"
     else:
         message = error.detail
-    return ApiError(error.status_code, message, headers=error.headers).response()
+    refusal = ApiError(error.status_code, message, headers=error.headers)
+    return answer(refusal, request.url.path)
 
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:
@@ -253,4 +200,13 @@ async def _on_fault(request: Request, error: Exception) -> Response:
         kind="server_error",
         code="internal_error",
     )
-    return fault.response()
+    return answer(fault, request.url.path)
+
+
+HANDLERS = {
+    ApiError: _on_api_error,
+    TwinSparkError: _on_own_error,
+    HTTPException: _on_http_error,
+    ClientDisconnect: _on_client_gone,
+    Exception: _on_fault,
+}

@@ -1,25 +1,26 @@
-"""The chat completions route: body to request, engine events to a reply.
+"""The chat completions route: body to prepared requests, parts of a reply to chunks.
 
-One `ChatReply` lives from the parsed body to the last byte. It writes text with its own copy of the
-state machine that the engine ends replies with. Read next: `streaming.py`, `text/reply.py`.
+Other dialects translate their bodies into chat bodies and go through `prepare_chat` as well. Read
+next: `generation.py` (what runs), `chat_replies.py` (shapes), `streaming.py`.
 """
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from twinspark.messages import Failed, Finished, GenerateRequest, Ready, TokenDelta, TokenScore
+from twinspark.messages import GenerateRequest, TokenScore
 from twinspark.server.body import read_json_object
-from twinspark.server.chat_fields import WIRE_NAMES, ChatFields, ignored_fields, parse_chat_fields
+from twinspark.server.chat_fields import ChatFields, ignored_fields, parse_chat_fields
 from twinspark.server.chat_replies import (
+    ChunkFrames,
     ReplyHead,
+    call_deltas,
     chunk,
     logprobs_of,
     reasoning_fields,
@@ -27,17 +28,53 @@ from twinspark.server.chat_replies import (
     usage_chunk,
     usage_of,
     whole,
+    whole_choice,
 )
-from twinspark.server.errors import bad_request, engine_gone, to_api_error
+from twinspark.server.generation import (
+    Choice,
+    Ended,
+    Generation,
+    Prepared,
+    Started,
+    TextDelta,
+    collected,
+    several,
+    usage_of_all,
+)
+from twinspark.server.prompting import (
+    encode_prompt,
+    end_of_head,
+    in_thread_if,
+    is_heavy,
+    is_long,
+    least_tokens,
+    rendered,
+    reply_limit,
+)
+from twinspark.server.request_fields import ignored_header
+from twinspark.server.request_log import NOTHING_KNOWN, About
 from twinspark.server.state import ServerState
-from twinspark.server.streaming import EventStream, News, WholeReply, event
-from twinspark.text.reply import ReplyPiece, ReplyText
-from twinspark.text.template import ChatPrompt, render_request
-from twinspark.text.tokenizer import Tokenizer
+from twinspark.server.streaming import EventStream, WholeReply, event
+from twinspark.text.grammar import GUIDED_FIELDS, ReplyForm, chat_form
+from twinspark.text.template import ChatPrompt, ChatRequest
 
-IGNORED_HEADER = "x-twinspark-ignored-fields"
-MAX_HEADER_CHARS = 1000
-THREAD_CHARS = 32 * 1024
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedChat:
+    """A chat body, checked.
+
+    Attributes:
+        fields: its fields besides the messages.
+        prepared: what to run.
+    """
+
+    fields: ChatFields
+    prepared: Prepared
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The length of the prompt."""
+        return len(self.prepared.requests[0].prompt_ids)
 
 
 async def chat_completions(request: Request) -> ASGIApp:
@@ -45,6 +82,7 @@ async def chat_completions(request: Request) -> ASGIApp:
 
     Raises:
         ApiError: the request is refused before any work.
+        RequestError: the same.
     """
     arrived = time.monotonic()
     state: ServerState = request.app.state.server
@@ -52,135 +90,117 @@ async def chat_completions(request: Request) -> ASGIApp:
     body = await read_json_object(
         request, max_body_bytes=config.max_body_bytes, max_nesting=config.max_nesting
     )
-    fields = parse_chat_fields(body)
-    prompt = render_request(body)
-    ready = state.require_ready()
-    fields.check_ids(ready.vocab_size)
-    if is_long(prompt):
-        least = least_tokens(state.tokenizer, prompt)
-        reply_limit(fields, least, ready, config.default_max_tokens, is_least=True)
-    prompt_ids = await encode_prompt(state, prompt)
-    limit = reply_limit(fields, len(prompt_ids), ready, config.default_max_tokens)
-    generate = GenerateRequest(
-        request_id=f"chatcmpl-{secrets.token_hex(12)}",
-        prompt_ids=tuple(prompt_ids),
-        sampling=fields.sampling(state.defaults, limit),
-        in_reasoning=prompt.in_reasoning,
-        continues=prompt.continues,
-        checkpoint_at=end_of_head(state.tokenizer, prompt_ids),
-    )
-    reply = ChatReply(state, fields, fields.served(generate), arrived)
-    headers = ignored_header(body)
-    if fields.stream:
+    reply_id = f"chatcmpl-{secrets.token_hex(12)}"
+    about = About.of(request, route="chat")
+    chat = await prepare_chat(state, body, reply_id=reply_id, about=about)
+    reply = ChatReply(state, chat, Generation(state, chat.prepared, arrived=arrived))
+    ignored = await in_thread_if(is_heavy(body), state, lambda: ignored_fields(body))
+    headers = ignored_header(ignored)
+    if chat.fields.stream:
         return EventStream(
             reply.stream(), keepalive_s=config.keepalive_s, headers=headers, news=reply.news
         )
     return WholeReply(reply.collect(), headers=headers)
 
 
-def is_long(prompt: ChatPrompt) -> bool:
-    """Whether encoding takes long enough to be felt by other requests."""
-    return sum(len(segment.text) for segment in prompt.segments) > THREAD_CHARS
-
-
-def least_tokens(tokenizer: Tokenizer, prompt: ChatPrompt) -> int:
-    """What the prompt surely takes, found without encoding it: no token is longer than the longest.
-
-    A prompt far over the context would cost seconds and gigabytes to encode, only to be refused.
-    """
-    num_special = sum(segment.special for segment in prompt.segments)
-    num_bytes = sum(len(s.text.encode()) for s in prompt.segments if not s.special)
-    return num_special + -(-num_bytes // tokenizer.max_token_bytes)
-
-
-async def encode_prompt(state: ServerState, prompt: ChatPrompt) -> list[int]:
-    """The prompt's ids; a long prompt is encoded in a thread, so that streams go on."""
-    if is_long(prompt):
-        return await state.workers.run(lambda: prompt.encode(state.tokenizer))
-    return prompt.encode(state.tokenizer)
-
-
-def end_of_head(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> tuple[int, ...]:
-    """Where the system-and-tools block ends, if there is one: what many conversations share."""
-    try:
-        first_turn = prompt_ids.index(tokenizer.user_id)
-    except ValueError:
-        return ()
-    return (first_turn,) if first_turn > 1 else ()  # a prompt always begins with one marker
-
-
-def reply_limit(
-    fields: ChatFields,
-    prompt_tokens: int,
-    ready: Ready,
-    default_limit: int | None,
-    *,
-    is_least: bool = False,
-) -> int:
-    """Tokens the reply may take: what was asked, else the default capped to what is left.
+async def prepare_chat(
+    state: ServerState, body: Mapping[str, Any], *, reply_id: str, about: About = NOTHING_KNOWN
+) -> PreparedChat:
+    """Everything that is decided before the engine: checks, prompt, limits.
 
     Args:
-        fields: the request.
-        prompt_tokens: the length of the prompt.
-        ready: what the engine can hold.
-        default_limit: most tokens of replies that ask for no limit.
-        is_least: the prompt has these tokens or more; the refusal says so.
+        state: of the server.
+        body: of a chat completion, parsed; unknown fields are not looked at.
+        reply_id: id of the reply, and of its first request.
+        about: who asks, and by which API; what the body says is filled in here.
 
     Raises:
-        ApiError: 400 when prompt and reply do not fit the context together.
+        ApiError: 400 for a field or a length at fault, 503 while no work is taken.
+        RequestError: a 400 as well; `param` names the place.
     """
-    context = ready.max_context_tokens
-    room = context - prompt_tokens
-    asked, param = fields.reply_limit
-    wanted = asked or 1
-    if wanted > room:
-        least = "at least " if is_least else ""
-        raise bad_request(
-            f"This model's maximum context length is {context} tokens. However, you requested "
-            f"{least}{prompt_tokens + wanted} tokens ({least}{prompt_tokens} in the messages, "
-            f"{wanted} in the completion). Please reduce the length of the messages or {param}.",
-            param="messages",
-            code="context_length_exceeded",
-        )
-    return asked or min(default_limit or room, room)
+    fields = parse_chat_fields(body)
+    asked, prompt = await rendered(state, body, scope=about.label)
+    ready = state.require_ready()
+    fields.check_ids(ready.vocab_size)
+    default_limit = state.config.default_max_tokens
+    if is_long(prompt):
+        least = least_tokens(state.tokenizer, prompt)
+        reply_limit(fields.reply_limit, least, ready, default_limit, is_least=True)
+    prompt_ids = await encode_prompt(state, prompt)
+    limit = reply_limit(fields.reply_limit, len(prompt_ids), ready, default_limit)
+    form = await _form(state, body, asked, prompt)
+    generate = GenerateRequest(
+        request_id=reply_id,
+        prompt_ids=tuple(prompt_ids),
+        sampling=fields.sampling(state.defaults, limit),
+        in_reasoning=prompt.in_reasoning,
+        continues=prompt.continues,
+        checkpoint_at=end_of_head(state.tokenizer, prompt_ids),
+        calls=form.calls,
+        forced_ids=form.forced_ids,
+        form=await state.grammars(ready).settle(form),
+    )
+    prepared = Prepared(
+        requests=several(
+            fields.served(generate),
+            fields.num_choices,
+            is_reproducible=state.config.reproducible_seeds,
+        ),
+        num_per_prompt=fields.num_choices,
+        rules=prompt.calls,
+        includes_stop=bool(fields.include_stop_str_in_output),
+        asked=asked,
+        about=_known(about, fields, asked, body),
+    )
+    return PreparedChat(fields=fields, prepared=prepared)
 
 
-def ignored_header(body: Mapping[str, Any]) -> dict[str, str]:
-    """The reply header that names fields without effect; empty when there are none."""
-    names = ", ".join(quote(name, safe="._-[]") for name in ignored_fields(body))
-    return {IGNORED_HEADER: names[:MAX_HEADER_CHARS]} if names else {}
+def _known(about: About, fields: ChatFields, asked: ChatRequest, body: Mapping[str, Any]) -> About:
+    """What the request log says of a body."""
+    thinking = asked.thinking
+    kwargs = body.get("chat_template_kwargs") or {}
+    return replace(
+        about,
+        num_messages=len(asked.messages),
+        num_tools=len(asked.offer.tools) if asked.offer else 0,
+        effort=thinking.effort if thinking.enabled else None,
+        effort_asked=kwargs.get("reasoning_effort") or body.get("reasoning_effort"),
+        choices=fields.num_choices,
+        is_streamed=bool(fields.stream),
+    )
 
 
-def _in_wire_names(failed: Failed) -> Failed:
-    """A refusal of the engine with the field's name as the client wrote it."""
-    name = WIRE_NAMES.get(failed.param or "")
-    if name is None or failed.param is None:
-        return failed
-    return replace(failed, param=name, message=failed.message.replace(failed.param, name))
+async def _form(
+    state: ServerState, body: Mapping[str, Any], asked: ChatRequest, prompt: ChatPrompt
+) -> ReplyForm:
+    """What the reply must follow; long texts are read in a thread, so that streams go on."""
+
+    def read() -> ReplyForm:
+        return chat_form(body, asked, prompt, state.tokenizer)
+
+    is_plain = all(body.get(name) is None for name in (*GUIDED_FIELDS, "structured_outputs"))
+    return read() if is_plain and not is_long(prompt) else await state.workers.run(read)
 
 
 class ChatReply:
-    """One reply: runs the request and shapes what comes back.
+    """Shapes what a generation gives.
 
     Attributes:
         news: where the request stands before its first token.
     """
 
-    def __init__(
-        self, state: ServerState, fields: ChatFields, request: GenerateRequest, arrived: float
-    ) -> None:
-        self._state = state
-        self._fields = fields
-        self._request = request
-        self._arrived = arrived
+    def __init__(self, state: ServerState, chat: PreparedChat, generation: Generation) -> None:
+        self._generation = generation
+        self._fields = chat.fields
+        self._tokenizer = state.tokenizer
+        self._has_logprobs = bool(chat.fields.logprobs)
+        self._names = state.config.reasoning_fields
         self._head = ReplyHead(
-            reply_id=request.request_id, created=int(time.time()), model=state.model_name
+            reply_id=chat.prepared.requests[0].request_id,
+            created=int(time.time()),
+            model=state.name_for(chat.fields.model),
         )
-        self.news = News()
-        self._text = ReplyText.of(request, state.tokenizer)
-        self._first_token_ms = 0.0
-        self._has_content = False
-        self._finished: Finished | None = None
+        self.news = generation.news
 
     async def collect(self) -> dict[str, Any]:
         """The whole reply as one object.
@@ -188,23 +208,10 @@ class ChatReply:
         Raises:
             ApiError: the engine failed the request.
         """
-        reasoning: list[str] = []
-        content: list[str] = []
-        scores: list[TokenScore] = []
-        async with aclosing(self._pieces()) as pieces:
-            async for piece, scored in pieces:
-                reasoning.append(piece.reasoning)
-                content.append(piece.content)
-                scores += scored
-        reply = whole(
-            self._head,
-            content="".join(content),
-            reasoning="".join(reasoning),
-            finish_reason=self._outcome.reason,
-            usage=self._usage(),
-            logprobs=self._logprobs(scores),
-        )
-        return reply | {"stats": self._stats()}
+        choices = await collected(self._generation)
+        ended = [choice.ended for choice in choices]
+        reply = whole(self._head, [self._whole(choice) for choice in choices], self._usage(ended))
+        return reply | {"stats": stats_of(ended)}
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """The reply as framed events: role, deltas, finish and, when asked for, usage.
@@ -215,77 +222,59 @@ class ChatReply:
         has_usage = self._fields.include_usage
         nothing_yet = {"usage": None} if has_usage else {}
 
-        def framed(delta: dict[str, Any], **more: Any) -> bytes:
-            return event(chunk(self._head, delta, **more) | nothing_yet)
-
-        is_first = True
-        async with aclosing(self._pieces()) as pieces:
-            async for piece, scored in pieces:
-                if is_first:
-                    yield framed({"role": "assistant", "content": ""})
-                    is_first = False
-                for delta, logprobs in self._deltas(piece, scored):
-                    yield framed(delta, logprobs=logprobs)
-        last = chunk(self._head, {}, finish_reason=self._outcome.reason) | nothing_yet
-        stats = {"stats": self._stats()}
-        yield event(last if has_usage else last | stats)
+        frames: dict[int, ChunkFrames] = {}
+        ended: list[Ended] = []
+        num_choices = len(self._generation.prepared.requests)
+        async with aclosing(self._generation.run()) as parts:
+            async for part in parts:
+                if isinstance(part, Started):
+                    continue
+                index = part.choice
+                if index not in frames:
+                    frames[index] = ChunkFrames(self._head, index, nothing_yet)
+                    yield frames[index].frame({"role": "assistant", "content": ""})
+                if isinstance(part, TextDelta):
+                    for delta, logprobs in self._deltas(part):
+                        yield frames[index].frame(delta, logprobs)
+                elif isinstance(part, Ended):
+                    ended.append(part)
+                    last = chunk(self._head, {}, index=index, finish_reason=part.finish)
+                    is_last = len(ended) == num_choices and not has_usage
+                    stats = {"stats": stats_of(ended)} if is_last else {}
+                    yield event(last | nothing_yet | stats)
         if has_usage:
-            yield event(usage_chunk(self._head, self._usage()) | stats)
+            stats = {"stats": stats_of(ended)}
+            yield event(usage_chunk(self._head, self._usage(ended)) | stats)
 
-    def _deltas(
-        self, piece: ReplyPiece, scores: Sequence[TokenScore]
-    ) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
+    def _deltas(self, part: TextDelta) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
         """What a round adds; its log-probabilities go with the first part, text or not."""
         deltas: list[dict[str, Any]] = []
-        if piece.reasoning:
-            deltas.append(reasoning_fields(piece.reasoning))
-        if piece.content or (scores and not deltas):
-            deltas.append({"content": piece.content})
+        if part.reasoning:
+            fields: dict[str, Any] = dict(reasoning_fields(part.reasoning, self._names))
+            deltas += [fields] if fields else []
+        if part.content:
+            deltas.append({"content": part.content})
+        if part.calls:
+            found = (delta for call in part.calls for delta in call_deltas(call))
+            deltas += [{"tool_calls": [delta]} for delta in found]
+        if part.scores and not deltas:
+            deltas.append({})
         for n, delta in enumerate(deltas):
-            yield delta, self._logprobs(scores) if n == 0 and scores else None
+            yield delta, self._logprobs(part.scores) if n == 0 and part.scores else None
 
-    def _logprobs(self, scores: Sequence[TokenScore]) -> dict[str, Any] | None:
-        if self._request.sampling.logprobs is None:
-            return None
-        return logprobs_of(scores, self._state.tokenizer)
-
-    async def _pieces(self) -> AsyncGenerator[tuple[ReplyPiece, tuple[TokenScore, ...]], None]:
-        request_id = self._request.request_id
-        self._state.open_replies.add(request_id)
-        self._state.num_replies += 1
-        try:
-            async with aclosing(self._state.engine.generate(self._request)) as events:
-                async for message in events:
-                    self.news.take(message)
-                    if isinstance(message, TokenDelta):
-                        self._first_token_ms = self._first_token_ms or self._elapsed_ms()
-                        yield self._note(self._text.feed(message.token_ids)), message.scores
-                    elif isinstance(message, Failed):
-                        raise to_api_error(_in_wire_names(message))
-                    elif isinstance(message, Finished):
-                        self._finished = message
-            if self._finished is None:
-                raise engine_gone(self._state.engine.failure or "it ended the reply early")
-            yield self._note(self._text.finish()), ()
-        finally:
-            self._state.open_replies.discard(request_id)
-
-    def _note(self, piece: ReplyPiece) -> ReplyPiece:
-        self._has_content = self._has_content or bool(piece.content)
-        return piece
-
-    @property
-    def _outcome(self) -> Finished:
-        assert self._finished is not None
-        return self._finished
-
-    def _usage(self) -> dict[str, Any]:
-        return usage_of(self._outcome.stats, self._text.reasoning_tokens)
-
-    def _stats(self) -> dict[str, Any]:
-        return stats_of(
-            self._outcome, is_empty=not self._has_content, first_token_ms=self._first_token_ms
+    def _whole(self, choice: Choice) -> dict[str, Any]:
+        reasoning = reasoning_fields(choice.reasoning, self._names)
+        return whole_choice(
+            choice.index,
+            content=choice.content,
+            reasoning={} if choice.ended.is_surfaced else reasoning,
+            calls=choice.calls,
+            finish_reason=choice.ended.finish,
+            logprobs=self._logprobs(choice.scores),
         )
 
-    def _elapsed_ms(self) -> float:
-        return (time.monotonic() - self._arrived) * 1000
+    def _logprobs(self, scores: tuple[TokenScore, ...] | list[TokenScore]) -> dict[str, Any] | None:
+        return logprobs_of(scores, self._tokenizer) if self._has_logprobs else None
+
+    def _usage(self, ended: list[Ended]) -> dict[str, Any]:
+        return usage_of(usage_of_all(self._generation.prepared, ended))

@@ -3,13 +3,25 @@
 Plain dicts for orjson, a microsecond each; tests hold them to the openai package's models.
 """
 
-import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from twinspark.messages import Finished, ReplyStats, TokenScore
+import orjson
+
+from twinspark.config.server import ReasoningFields
+from twinspark.messages import TokenScore
+from twinspark.server.generation import CallPart, Ended, Usage
+from twinspark.server.streaming import event
 from twinspark.text.tokenizer import Tokenizer
+
+REASONING_NAMES: dict[ReasoningFields, tuple[str, ...]] = {
+    "both": ("reasoning_content", "reasoning"),
+    "reasoning_content": ("reasoning_content",),
+    "reasoning": ("reasoning",),
+    "none": (),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +37,37 @@ def chunk(
     head: ReplyHead,
     delta: dict[str, Any],
     *,
+    index: int = 0,
     logprobs: dict[str, Any] | None = None,
     finish_reason: str | None = None,
 ) -> dict[str, Any]:
     """One chunk of a stream, with its only choice."""
-    choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+    choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
     return {**_top(head, "chat.completion.chunk"), "choices": [choice]}
+
+
+class ChunkFrames:
+    """Frames chunks of one choice that carry a delta; what they share is written once."""
+
+    def __init__(self, head: ReplyHead, index: int, more: Mapping[str, Any]) -> None:
+        """Write what is shared.
+
+        Args:
+            head: of the reply.
+            index: of the choice.
+            more: further fields of each chunk.
+        """
+        self._chunk = partial(chunk, head, index=index)
+        self._more = more
+        mark = "\0"  # stands for the delta, and is in none of the other fields
+        frame = event(self._chunk({"content": mark}) | dict(more))
+        self._before, self._after = frame.split(orjson.dumps({"content": mark}))
+
+    def frame(self, delta: dict[str, Any], logprobs: dict[str, Any] | None = None) -> bytes:
+        """One event."""
+        if logprobs is not None:
+            return event(self._chunk(delta, logprobs=logprobs) | dict(self._more))
+        return self._before + orjson.dumps(delta) + self._after
 
 
 def usage_chunk(head: ReplyHead, usage: dict[str, Any]) -> dict[str, Any]:
@@ -39,30 +76,63 @@ def usage_chunk(head: ReplyHead, usage: dict[str, Any]) -> dict[str, Any]:
 
 
 def whole(
-    head: ReplyHead,
-    *,
-    content: str,
-    reasoning: str,
-    finish_reason: str,
-    usage: dict[str, Any],
-    logprobs: dict[str, Any] | None = None,
+    head: ReplyHead, choices: Sequence[dict[str, Any]], usage: dict[str, Any]
 ) -> dict[str, Any]:
     """A reply that is not streamed."""
-    message: dict[str, Any] = {"role": "assistant", "content": content or None}
-    if reasoning:
-        message |= reasoning_fields(reasoning)
-    choice = {
-        "index": 0,
+    return {**_top(head, "chat.completion"), "choices": list(choices), "usage": usage}
+
+
+def whole_choice(
+    index: int,
+    *,
+    content: str,
+    reasoning: Mapping[str, str],
+    calls: Sequence[tuple[str, str, str]] = (),
+    finish_reason: str,
+    logprobs: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """A choice of a reply that is not streamed.
+
+    Args:
+        index: which one.
+        content: text of the answer; empty becomes null.
+        reasoning: the fields that carry the thinking block.
+        calls: id, name and arguments of each tool call.
+        finish_reason: why it ended.
+        logprobs: if they were asked for.
+    """
+    message: dict[str, Any] = {"role": "assistant", "content": content or None, **reasoning}
+    if calls:
+        message["tool_calls"] = [
+            {
+                "id": call_id,
+                "type": "function",
+                "function": {"name": name, "arguments": arguments},
+            }
+            for call_id, name, arguments in calls
+        ]
+    return {
+        "index": index,
         "message": message,
         "logprobs": logprobs,
         "finish_reason": finish_reason,
     }
-    return {**_top(head, "chat.completion"), "choices": [choice], "usage": usage}
 
 
-def reasoning_fields(text: str) -> dict[str, str]:
-    """Reasoning under both names that clients read."""
-    return {"reasoning_content": text, "reasoning": text}
+def call_deltas(part: CallPart) -> Iterator[dict[str, Any]]:
+    """What a part of a call adds to a stream: its head once, then arguments as they grow."""
+    if part.name is not None:
+        function = {"name": part.name, "arguments": ""}
+        yield {"index": part.index, "id": part.call_id, "type": "function", "function": function}
+    if part.arguments:
+        yield {"index": part.index, "function": {"arguments": part.arguments}}
+
+
+def reasoning_fields(text: str, names: ReasoningFields = "both") -> dict[str, str]:
+    """Reasoning under the names that clients read; none where it is empty."""
+    if not text:
+        return {}
+    return dict.fromkeys(REASONING_NAMES[names], text)
 
 
 def logprobs_of(scores: Iterable[TokenScore], tokenizer: Tokenizer) -> dict[str, Any]:
@@ -85,37 +155,36 @@ def logprobs_of(scores: Iterable[TokenScore], tokenizer: Tokenizer) -> dict[str,
     return {"content": content, "refusal": None}
 
 
-def usage_of(stats: ReplyStats, reasoning_tokens: int) -> dict[str, Any]:
+def usage_of(usage: Usage) -> dict[str, Any]:
     """OpenAI's usage object. Completion tokens include reasoning."""
     return {
-        "prompt_tokens": stats.prompt_tokens,
-        "completion_tokens": stats.completion_tokens,
-        "total_tokens": stats.prompt_tokens + stats.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": stats.cached_tokens},
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         "completion_tokens_details": {
-            "reasoning_tokens": reasoning_tokens,
-            "accepted_prediction_tokens": stats.accepted,
-            "rejected_prediction_tokens": stats.drafted - stats.accepted,
+            "reasoning_tokens": usage.reasoning_tokens,
+            "accepted_prediction_tokens": usage.accepted,
+            "rejected_prediction_tokens": usage.drafted - usage.accepted,
         },
     }
 
 
-def stats_of(finished: Finished, *, is_empty: bool, first_token_ms: float) -> dict[str, Any]:
-    """The statistics block of a reply.
+def stats_of(ended: Sequence[Ended]) -> dict[str, Any]:
+    """The statistics block of a reply: that of its first choice, with all of several beside it."""
+    blocks = [_block(end) for end in sorted(ended, key=lambda end: end.choice)]
+    return blocks[0] if len(blocks) == 1 else {**blocks[0], "choices": blocks}
 
-    Args:
-        finished: the engine's last word.
-        is_empty: the reply has no content; clients may want to ask again.
-        first_token_ms: from the whole request's arrival to its first tokens, in milliseconds.
-    """
-    block = dataclasses.asdict(finished.stats)
+
+def _block(end: Ended) -> dict[str, Any]:
+    block: dict[str, Any] = dict(vars(end.stats))
     if block["token_ids"] is None:
         del block["token_ids"]
-    block["first_token_ms"] = first_token_ms
-    block["finish"] = finished.reason
-    block["cause"] = finished.cause
-    block["stop_string"] = finished.stop_string
-    block["empty"] = is_empty
+    block["first_token_ms"] = end.first_token_ms
+    block["finish"] = end.finish
+    block["cause"] = end.cause
+    block["stop_string"] = end.stop_string
+    block["empty"] = end.is_empty
     return {name: round(v, 3) if isinstance(v, float) else v for name, v in block.items()}
 
 

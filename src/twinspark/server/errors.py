@@ -18,7 +18,14 @@ LOADING_RETRY_S = 1
 CAPACITY_RETRY_S = 5
 RESTART_RETRY_S = 30
 ENGINE_DEAD = "engine_dead"
+RESTARTING = "server_restarting"
 ENGINE_ENDED = "engine_ended"  # the engine's own last word on what it leaves open
+
+_ANTHROPIC_KINDS = {
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
+    404: "not_found_error", 405: "invalid_request_error", 413: "request_too_large",
+    429: "rate_limit_error", 503: "overloaded_error",
+}  # fmt: skip
 
 
 class ApiError(Exception):
@@ -66,6 +73,30 @@ class ApiError(Exception):
         return JsonResponse(self.body(), status_code=self.status, headers=self.headers)
 
 
+def answer(error: ApiError, path: str) -> Response:
+    """The whole HTTP answer in the shape that clients of a path parse."""
+    if _is_anthropic(path):
+        return JsonResponse(anthropic_body(error), status_code=error.status, headers=error.headers)
+    return error.response()
+
+
+def anthropic_body(error: ApiError) -> dict[str, Any]:
+    """The error object of the Messages API; a stream that has started carries the same one."""
+    kind = _ANTHROPIC_KINDS.get(error.status, "api_error")
+    if error.code == RESTARTING:
+        kind = "overloaded_error"
+    said: dict[str, Any] = {"type": kind, "message": error.message}
+    if error.param is not None:
+        said["param"] = error.param
+    if error.code is not None:
+        said["code"] = error.code
+    return {"type": "error", "error": said}
+
+
+def _is_anthropic(path: str) -> bool:
+    return path.rstrip("/").endswith(("/messages", "/messages/count_tokens"))
+
+
 def bad_request(message: str, *, param: str, code: str | None = None) -> ApiError:
     """A 400 that names the field at fault."""
     return ApiError(400, message, param=param, code=code)
@@ -106,7 +137,7 @@ def draining() -> ApiError:
     """The server has been told to stop."""
     error = unavailable(
         "the server is shutting down; send the request again after its restart",
-        code="server_restarting",
+        code=RESTARTING,
         retry_s=RESTART_RETRY_S,
     )
     error.headers["connection"] = "close"
@@ -134,7 +165,7 @@ def _from_failed(failed: Failed) -> ApiError:
         return ApiError(400, failed.message, param=failed.param, code=failed.code)
     if failed.kind == "capacity":
         code = failed.code or "capacity"
-        is_restart = code == "server_restarting"
+        is_restart = code == RESTARTING
         retry_s = RESTART_RETRY_S if is_restart else _whole_seconds(failed.retry_after_s)
         return unavailable(failed.message, code=code, retry_s=retry_s)
     if failed.kind == "busy":

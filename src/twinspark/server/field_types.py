@@ -76,9 +76,9 @@ def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
 def _token_ids(value: Any) -> tuple[int, ...]:
     if not isinstance(value, list):
         raise ValueError(f"expected a list of token ids, got {shown(value)}")
-    for token in value:
-        if type(token) is not int or token < 0:
-            raise ValueError(f"expected token ids of 0 or more, got {shown(token)}")
+    if value and (set(map(type, value)) != {int} or min(value) < 0):
+        token = next(token for token in value if type(token) is not int or token < 0)
+        raise ValueError(f"expected token ids of 0 or more, got {shown(token)}")
     return tuple(value)
 
 

@@ -6,7 +6,7 @@ counted is left out, never a lasting zero. Read next: `watch.py` (who counts), `
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from twinspark.messages import EngineStatus, Failed, Finished, GenerateRequest
 from twinspark.server.families import Families, engine_families
+from twinspark.server.streaming import RAW_SEND
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 IGNORED_HEADER = b"x-twinspark-ignored-fields"
@@ -26,6 +27,15 @@ LONG_S = (0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 4
 GAP_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0,
          10.0)  # fmt: skip
 TOKENS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5)) + (1e6,)
+
+
+STATE_GAUGES = {
+    "twinspark_ready": "1 when requests are taken.",
+    "twinspark_engine_fatal": "1 when the engine is gone.",
+    "twinspark_requests_open": "Replies under way, those that wait included.",
+    "twinspark_requests_stalled": "Replies that stand still.",
+    "twinspark_uptime_seconds": "Since the server began.",
+}
 
 
 class Histogram:
@@ -60,16 +70,24 @@ class Tally:
         finished: requests by finish reason.
         failed: requests by kind of failure.
         clients_left: requests whose client left before the end.
+        empty_replies: replies with neither text nor calls.
         ignored_fields: replies whose request had fields without effect.
         responses: HTTP responses by status.
+        key_requests: requests by the label of their key; `key_prompt_tokens` and
+            `key_reply_tokens` what they took.
+        refused: requests that were turned away before any route, by the code of the refusal.
     """
 
     def __init__(self) -> None:
         self.prompt_tokens = self.cached_tokens = self.generation_tokens = self.queried_tokens = 0
-        self.clients_left = self.ignored_fields = 0
+        self.clients_left = self.ignored_fields = self.empty_replies = 0
         self.finished: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
         self.responses: Counter[int] = Counter()
+        self.key_requests: Counter[str] = Counter()
+        self.key_prompt_tokens: Counter[str] = Counter()
+        self.key_reply_tokens: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
         self.first_token_s = Histogram(SHORT_S)
         self.round_gap_s = Histogram(GAP_S)
         self.token_s = Histogram(GAP_S)
@@ -86,6 +104,12 @@ class Tally:
         self.cached_tokens += cached_tokens
         if request.reuse and request.sampling.prompt_logprobs is None:
             self.queried_tokens += len(request.prompt_ids)
+
+    def charge(self, label: str, prompt_tokens: int, reply_tokens: int) -> None:
+        """A request of a key is over; tokens of its prompt that were saved do not count."""
+        self.key_requests[label] += 1
+        self.key_prompt_tokens[label] += prompt_tokens
+        self.key_reply_tokens[label] += reply_tokens
 
     def end(self, last: Finished | Failed | None, *, total_s: float, prompt_tokens: int) -> None:
         """A request is over; None says that its client left."""
@@ -115,13 +139,22 @@ class Metrics:
         model_name: label of every family.
         tally: what the server counts.
         status: gives the engine's newest snapshot.
+        gauges: gives the server's own state by name, see `STATE_GAUGES`.
+
+    Attributes:
+        tally: as given.
     """
 
     def __init__(
-        self, model_name: str, tally: Tally, status: Callable[[], EngineStatus | None]
+        self,
+        model_name: str,
+        tally: Tally,
+        status: Callable[[], EngineStatus | None],
+        gauges: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
+        self.tally = tally
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Page(model_name, tally, status))
+        self._registry.register(_Page(model_name, tally, status, gauges))
 
     def text(self) -> bytes:
         """The page as it is now."""
@@ -130,15 +163,22 @@ class Metrics:
 
 class _Page(Collector):
     def __init__(
-        self, model_name: str, tally: Tally, status: Callable[[], EngineStatus | None]
+        self,
+        model_name: str,
+        tally: Tally,
+        status: Callable[[], EngineStatus | None],
+        gauges: Callable[[], Mapping[str, float]],
     ) -> None:
         self._model_name = model_name
         self._tally = tally
         self._status = status
+        self._gauges = gauges
 
     def collect(self) -> Iterable[Metric]:
         families = Families(self._model_name)
         tally_families(families, self._tally)
+        for name, value in self._gauges().items():
+            families.gauge(name, STATE_GAUGES[name], value)
         status = self._status()
         if status is not None:
             engine_families(families, status)
@@ -161,6 +201,8 @@ def tally_families(families: Families, tally: Tally) -> None:
     families.counts("twinspark_http_responses", "By status.", "code", tally.responses)
     count("twinspark_clients_left", "Clients that left early.", tally.clients_left)
     count("twinspark_ignored_fields", "Requests with such fields.", tally.ignored_fields)
+    _key_families(families, tally)
+    count("twinspark_empty_replies", "With neither text nor calls.", tally.empty_replies)
     for name, text, values in (
         ("vllm:time_to_first_token_seconds", "To the first token.", tally.first_token_s),
         ("vllm:request_time_per_output_token_seconds", "Decode time a token.", tally.token_s),
@@ -173,6 +215,18 @@ def tally_families(families: Families, tally: Tally) -> None:
         ("vllm:request_generation_tokens", "Length of the reply.", tally.reply_lengths),
     ):
         histogram(name, text, values.buckets(), values.total)
+
+
+def _key_families(families: Families, tally: Tally) -> None:
+    counts = families.counts
+    text = "Requests turned away before any route."
+    counts("twinspark_requests_refused", text, "reason", dict(tally.refused))
+    counts("twinspark_key_requests", "Requests that ended.", "key", dict(tally.key_requests))
+    for name, values in (
+        ("twinspark_key_prompt_tokens", tally.key_prompt_tokens),
+        ("twinspark_key_reply_tokens", tally.key_reply_tokens),
+    ):
+        counts(name, "Tokens run for a key.", "key", dict(values))
 
 
 class CountResponses:
@@ -192,4 +246,5 @@ class CountResponses:
                     self._tally.ignored_fields += 1
             await send(message)
 
+        scope[RAW_SEND] = send
         await self._app(scope, receive, counted)

@@ -5,20 +5,64 @@ request is not. Read next: `watch.py` (who fills it).
 """
 
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import orjson
+from starlette.requests import Request
 
 from twinspark.errors import ConfigError
 from twinspark.messages import EngineStatus, Failed, Finished, GenerateRequest
+from twinspark.server.access import key_of
+from twinspark.server.keys import Key
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
 NUM_OLD_FILES = 3
 CLIENT_LEFT = "client_left"
+Route = Literal["chat", "completions", "messages", "responses"]
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What a request's body and headers said, for its line; never a text.
+
+    Attributes:
+        route: which of the APIs it came by.
+        key: who sent it; None without keys.
+        num_messages: of the chat; 0 for a raw prompt.
+        num_tools: offered.
+        effort: of thinking as it was run, 1 to 100; None does not think.
+        effort_asked: as it was written; None if it was not.
+        choices: replies to its prompt.
+        is_streamed: its reply came as events.
+    """
+
+    route: Route = "chat"
+    key: Key | None = None
+    num_messages: int = 0
+    num_tools: int = 0
+    effort: int | None = None
+    effort_asked: str | int | None = None
+    choices: int = 1
+    is_streamed: bool = False
+
+    @classmethod
+    def of(cls, request: Request, **fields: Any) -> "About":
+        """With the key that a request was let in with."""
+        return cls(key=key_of(request.scope), **fields)
+
+    @property
+    def label(self) -> str:
+        """What logs call the sender; empty without keys."""
+        return "" if self.key is None else self.key.label
+
+
+NOTHING_KNOWN = About()
 
 
 class RequestLog:
@@ -78,6 +122,8 @@ def line_of(
     request: GenerateRequest,
     last: Finished | Failed | None,
     *,
+    about: About,
+    prefixes: Mapping[str, Any],
     started_at: float,
     total_s: float,
     first_s: float | None,
@@ -90,6 +136,8 @@ def line_of(
     Args:
         request: as it was sent to the engine.
         last: its last event; None when its client left first.
+        about: what its body said.
+        prefixes: what its prompt has in common with others.
         started_at: when it was sent, seconds since 1970.
         total_s: from then to its end.
         first_s: from then to its first token; None if none came.
@@ -100,14 +148,23 @@ def line_of(
     line: dict[str, Any] = {
         "ts": round(started_at, 3),
         "id": request.request_id,
+        "route": about.route,
+        "key": about.label or None,
+        "stream": about.is_streamed,
+        "n": about.choices,
+        "messages": about.num_messages,
+        "tools": about.num_tools,
         "prompt": len(request.prompt_ids),
         "cached": cached_tokens,
         "completion": tokens,
         "max_tokens": request.sampling.max_tokens,
         "thinking": request.in_reasoning,
+        "effort": about.effort,
+        "effort_asked": about.effort_asked,
         "priority": request.priority,
         "first_s": None if first_s is None else round(first_s, 4),
         "total_s": round(total_s, 4),
+        **prefixes,
     }
     if isinstance(last, Finished):
         line |= _reply_part(last)
@@ -120,7 +177,6 @@ def line_of(
 
 def _reply_part(last: Finished) -> dict[str, Any]:
     stats = last.stats
-    decode_s = stats.decode_ms / 1000
     return {
         "finish": last.reason,
         "cause": last.cause,
@@ -129,10 +185,10 @@ def _reply_part(last: Finished) -> dict[str, Any]:
         "queue_s": round(stats.queue_ms / 1000, 4),
         "waited_for": stats.waited_for,
         "prefill_s": round(stats.prefill_ms / 1000, 4),
-        "decode_s": round(decode_s, 4),
-        "decode_tokens_per_s": (
-            round(stats.decode_tokens / decode_s, 2) if stats.decode_tokens and decode_s else None
-        ),
+        "prefill_tokens_per_s": _rate(stats.prompt_tokens - stats.cached_tokens, stats.prefill_ms),
+        "decode_s": round(stats.decode_ms / 1000, 4),
+        "decode_tokens": stats.decode_tokens,
+        "decode_tokens_per_s": _rate(stats.decode_tokens, stats.decode_ms),
         "rounds": stats.rounds,
         "tokens_per_round": (
             round(stats.completion_tokens / stats.rounds, 3) if stats.rounds else None
@@ -141,6 +197,11 @@ def _reply_part(last: Finished) -> dict[str, Any]:
         "accepted": stats.accepted,
         "approximations": stats.approximations,
     }
+
+
+def _rate(tokens: int, ms: float) -> float | None:
+    """Tokens a second, where there is something to divide."""
+    return round(1000 * tokens / ms, 2) if tokens > 0 and ms > 0 else None
 
 
 def _engine_part(status: EngineStatus) -> dict[str, Any]:

@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 from twinspark.config.server import ServerConfig
 from twinspark.messages import Ready, Sampling
 from twinspark.server.errors import LOADING_RETRY_S, draining, engine_gone, unavailable
+from twinspark.server.grammar_check import GrammarChecker
+from twinspark.server.keys import KeyRing
 from twinspark.server.metrics import Metrics
 from twinspark.server.request_log import RequestLog
 from twinspark.server.watch import WatchedEngine
 from twinspark.server.workers import Workers
+from twinspark.text.memory import ReasoningMemory
 from twinspark.text.tokenizer import Tokenizer
 
 
@@ -30,6 +33,9 @@ class ServerState:
         num_replies: all replies begun.
         is_draining: no new work; only `cli/serve.py` sets it.
         workers: where long prompts are encoded.
+        keys: who may come in.
+        grammar_checker: None before the first grammar; ask for it with `grammars`.
+        reasoning: of recent replies, for clients that do not send it back.
     """
 
     config: ServerConfig
@@ -44,10 +50,34 @@ class ServerState:
     num_replies: int = 0
     is_draining: bool = False
     workers: Workers = field(default_factory=Workers)
+    keys: KeyRing = field(default_factory=KeyRing)
+    grammar_checker: GrammarChecker | None = None
+    reasoning: ReasoningMemory = field(default_factory=ReasoningMemory)
 
-    def close(self) -> None:
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The served name, then its aliases."""
+        return tuple(dict.fromkeys((self.model_name, *self.config.model_aliases)))
+
+    def give_up_stalled(self) -> None:
+        """End requests that the engine has not gone on with for too long; call it now and then."""
+        self.engine.progress.give_up(self.config.give_up_s, self.engine.status)
+
+    def name_for(self, asked: str | None) -> str:
+        """The name a reply carries: a known one that was asked for, else the served name."""
+        return asked if asked in self.config.model_aliases else self.model_name
+
+    def grammars(self, ready: Ready) -> GrammarChecker:
+        """What tries the grammars of requests; its process starts with the first of them."""
+        if self.grammar_checker is None:
+            self.grammar_checker = GrammarChecker(self.tokenizer, ready.vocab_size)
+        return self.grammar_checker
+
+    async def close(self) -> None:
         """Close what the server has open; call it when no request runs."""
         self.request_log.close()
+        if self.grammar_checker is not None:
+            await self.grammar_checker.close()
 
     def require_ready(self) -> Ready:
         """What the engine said when it became ready.

@@ -7,19 +7,21 @@ Read next: `chat.py` (who produces the events).
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import orjson
 from starlette.types import Receive, Scope, Send
 
 from twinspark.messages import Admitted, ReplyEvent, TokenDelta, WaitCause, Waiting
-from twinspark.server.errors import ApiError
+from twinspark.server.errors import ApiError, answer
 from twinspark.server.json_response import JsonResponse
 
 _Result = TypeVar("_Result")
 
+RAW_SEND = "twinspark.send"  # of the scope: past the middleware, which looks at starts only
 DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": keepalive\n\n"
 _STREAM_HEADERS = {
@@ -32,6 +34,7 @@ _STREAM_HEADERS = {
 _WAITS_FOR: dict[WaitCause, str] = {
     "slot": "a free slot",
     "long_prompt": "another long prompt to be run",
+    "same_prompt": "another choice to run the same prompt",
     "memory": "memory",
     "pool": "room in the cache pool",
 }
@@ -55,6 +58,8 @@ class News:
 
     def take(self, message: ReplyEvent) -> None:
         """Note an event of the reply; those that tell nothing of the queue are ignored."""
+        if self.admitted.is_set():
+            return
         if isinstance(message, Waiting):
             self._waiting = message
         elif isinstance(message, Admitted | TokenDelta):
@@ -71,6 +76,24 @@ class News:
         return f"{text}\n\n".encode()
 
 
+@dataclass(frozen=True)
+class Frames:
+    """What a dialect's stream holds besides its events.
+
+    Attributes:
+        comment: what keeps the connection alive until the first event.
+        failure: what says that the reply ended with an error.
+        end: what closes a stream, failed or not; may be empty.
+    """
+
+    comment: Callable[[News], bytes] = News.comment
+    failure: Callable[[ApiError], bytes] = lambda error: event(error.body())
+    end: bytes = DONE
+
+
+OPENAI_FRAMES = Frames()
+
+
 class WholeReply:
     """Waits for a reply and sends it as one JSON body."""
 
@@ -85,7 +108,7 @@ class WholeReply:
         try:
             content = await unless_client_leaves(receive, self._work)
         except ApiError as error:
-            await error.response()(scope, receive, send)
+            await answer(error, scope["path"])(scope, receive, send)
             return
         if content is not None:
             await JsonResponse(content, headers=self._headers)(scope, receive, send)
@@ -95,10 +118,11 @@ class EventStream:
     """Sends the events of a generator as they come.
 
     Args:
-        events: framed events without the closing `[DONE]`; may raise ApiError at any point.
-        keepalive_s: gap between comment lines before the first event; 0 sends none.
+        events: framed events without the closing one; may raise ApiError at any point.
+        keepalive_s: gap between comments before the first event; 0 sends none.
         headers: extra reply headers.
         news: where the request stands; None knows nothing.
+        frames: what else is sent.
     """
 
     def __init__(
@@ -108,8 +132,10 @@ class EventStream:
         keepalive_s: float,
         headers: Mapping[str, str],
         news: News | None = None,
+        frames: Frames = OPENAI_FRAMES,
     ) -> None:
         self._events = events
+        self._frames = frames
         self._news = news or News()
         self._keepalive_s = keepalive_s
         self._headers = {**_STREAM_HEADERS, **headers}
@@ -120,22 +146,25 @@ class EventStream:
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
+        write: Send = scope.get(RAW_SEND, send)
         try:
-            noted = with_comments(self._events, self._keepalive_s, self._news)
+            noted = with_comments(self._events, self._keepalive_s, self._news, self._frames)
             async with aclosing(noted) as pieces:
                 async for piece in pieces:
                     if not started:
                         await send(self._start())
                         started = True
                     if piece:
-                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+                        await write(
+                            {"type": "http.response.body", "body": piece, "more_body": True}
+                        )
         except ApiError as error:
             if not started:
-                await error.response()(scope, receive, send)
+                await answer(error, scope["path"])(scope, receive, send)
                 return
-            failed = event(error.body())
+            failed = self._frames.failure(error)
             await send({"type": "http.response.body", "body": failed, "more_body": True})
-        await send({"type": "http.response.body", "body": DONE, "more_body": False})
+        await send({"type": "http.response.body", "body": self._frames.end, "more_body": False})
 
     def _start(self) -> dict[str, Any]:
         headers = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in self._headers.items()]
@@ -143,9 +172,12 @@ class EventStream:
 
 
 async def with_comments(
-    events: AsyncGenerator[bytes, None], keepalive_s: float, news: News
+    events: AsyncGenerator[bytes, None],
+    keepalive_s: float,
+    news: News,
+    frames: Frames = OPENAI_FRAMES,
 ) -> AsyncGenerator[bytes, None]:
-    """The events, with comment lines at a fixed gap until the first of them comes.
+    """The events, with comments at a fixed gap until the first of them comes.
 
     An empty piece says that the request was admitted, so that the headers may go.
     """
@@ -161,7 +193,7 @@ async def with_comments(
                     waits, timeout=left, return_when=asyncio.FIRST_COMPLETED
                 )
                 if not done:
-                    yield news.comment()
+                    yield frames.comment(news)
                     due = time.monotonic() + keepalive_s
                 elif first not in done:
                     yield b""
@@ -169,9 +201,10 @@ async def with_comments(
         finally:
             await _end(admitted)
             await _end(first)
-        while piece is not None:
+        if piece is not None:
             yield piece
-            piece = await _next_or_none(events)
+            async for piece in events:
+                yield piece
 
 
 async def unless_client_leaves(

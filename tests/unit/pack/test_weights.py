@@ -17,7 +17,7 @@ from twinspark.pack.check import Storage
 from twinspark.pack.format import CODEBOOK_MARKERS
 from twinspark.pack.layout import LinearSpec, model_layout
 from twinspark.pack.reader import open_pack
-from twinspark.pack.weights import PackWeights, PlainMatrix, narrowed
+from twinspark.pack.weights import EngramTable, PackWeights, PlainMatrix, narrowed
 from twinspark.pack.writer import TensorData, write_pack
 
 
@@ -264,3 +264,17 @@ def test_a_plain_copy_of_an_exl3_pack_holds_the_same_matrices(
         matrix = plain.linear(prefix)
         assert isinstance(matrix, PlainMatrix) and matrix.weight.dtype == torch.float32
         assert torch.equal(dense(matrix), dense(exl3.linear(prefix)).float().double())
+
+
+def test_engram_rows_as_stored_are_the_same_rows():
+    pack = open_pack(tiny.hybrid_path())
+    layer = pack.config.engram_layer_ids[0]
+    table = PackWeights(pack).engram_rows(layer)
+    ids = torch.tensor([[3, 0], [table.num_rows - 1, 3]])
+    stored = table.gather_bytes(ids)
+    assert stored is not None and stored[0].shape == (2, 2, table.width)
+    assert torch.equal(dequant_engram(*stored), table.gather(ids))
+    with pytest.raises(IndexError, match="row ids"):
+        table.gather_bytes(torch.tensor([table.num_rows]))
+    bf16 = EngramTable(np.zeros((4, 32), np.uint16), None)
+    assert bf16.gather_bytes(torch.tensor([1])) is None

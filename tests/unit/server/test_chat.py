@@ -11,7 +11,7 @@ from tests.fake_engine import FakeEngine
 from tests.live_server import LiveServer, serve_in_thread
 
 from twinspark.messages import Failed, GenerateRequest, ReplyEvent, TokenDelta, TokenScore
-from twinspark.server.chat import end_of_head
+from twinspark.server.prompting import end_of_head
 from twinspark.text.template import render_request
 from twinspark.text.tokenizer import Tokenizer
 

@@ -8,7 +8,6 @@ from twinspark.messages import (
     pack_message,
 )
 from twinspark.server.chat_fields import (
-    HARMLESS_FIELDS,
     NEUTRAL_VALUES,
     TEXT_FIELDS,
     ChatFields,
@@ -16,6 +15,7 @@ from twinspark.server.chat_fields import (
     parse_chat_fields,
 )
 from twinspark.server.errors import ApiError
+from twinspark.server.request_fields import HARMLESS_FIELDS
 
 
 def test_every_field_has_one_owner() -> None:
@@ -85,7 +85,7 @@ def test_long_stop_strings_are_refused_by_length_alone() -> None:
 def test_huge_integers_reach_the_wire(value: object) -> None:
     fields = parse_chat_fields({"top_k": value, "seed": value, "max_tokens": value})
     sampling = fields.sampling(Sampling(), 5)
-    assert sampling.top_k == MAX_TOP_K and fields.reply_limit[0] == int(float(str(value)))
+    assert sampling.top_k == MAX_TOP_K and fields.reply_limit.tokens == int(float(str(value)))
     pack_message(GenerateRequest(request_id="a", prompt_ids=(1,), sampling=sampling))
 
 

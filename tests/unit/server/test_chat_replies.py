@@ -3,15 +3,25 @@
 import orjson
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from twinspark.messages import Finished, ReplyStats, TokenScore
+from twinspark.messages import ReplyStats, TokenScore
 from twinspark.server import chat_replies
+from twinspark.server.generation import CallPart, Ended, Usage
 from twinspark.text.tokenizer import EOS, Tokenizer
 
 HEAD = chat_replies.ReplyHead(reply_id="chatcmpl-1", created=5, model="tiny")
 STATS = ReplyStats(
     prompt_tokens=3, completion_tokens=7, cached_tokens=2, rounds=3, drafted=9, accepted=4
 )
-USAGE = chat_replies.usage_of(STATS, 2)
+USAGE = chat_replies.usage_of(
+    Usage(
+        prompt_tokens=3,
+        cached_tokens=2,
+        completion_tokens=7,
+        reasoning_tokens=2,
+        drafted=9,
+        accepted=4,
+    )
+)
 
 
 def test_chunks() -> None:
@@ -26,9 +36,10 @@ def test_chunks() -> None:
 
 
 def test_whole_reply() -> None:
-    content = chat_replies.whole(
-        HEAD, content="", reasoning="hm", finish_reason="stop", usage=USAGE
+    choice = chat_replies.whole_choice(
+        0, content="", reasoning=chat_replies.reasoning_fields("hm"), finish_reason="stop"
     )
+    content = chat_replies.whole(HEAD, [choice], USAGE)
     reply = ChatCompletion.model_validate_json(orjson.dumps(content), strict=True)
     assert reply.choices[0].message.content is None
     assert reply.usage is not None and reply.usage.total_tokens == 10
@@ -39,15 +50,60 @@ def test_whole_reply() -> None:
     assert reply.usage.prompt_tokens_details.cached_tokens == 2
 
 
-def test_statistics() -> None:
-    finished = Finished(
-        request_id="x", reason="stop", stats=STATS, stop_string="q", cause="stop_string"
+def ended(choice: int = 0) -> Ended:
+    return Ended(
+        choice=choice,
+        finish="stop",
+        cause="stop_string",
+        stop_string="q",
+        stats=STATS,
+        reasoning_tokens=2,
+        is_empty=True,
+        first_token_ms=1.23456,
     )
-    block = chat_replies.stats_of(finished, is_empty=True, first_token_ms=1.23456)
+
+
+def test_statistics() -> None:
+    block = chat_replies.stats_of([ended()])
     assert block["cause"] == "stop_string"
     assert block["finish"] == "stop" and block["stop_string"] == "q" and block["empty"] is True
     assert block["first_token_ms"] == 1.235
-    assert "token_ids" not in block and block["drafted"] == 9
+    assert "token_ids" not in block and block["drafted"] == 9 and "choices" not in block
+    assert chat_replies.stats_of([ended(1), ended()]) == block | {"choices": [block, block]}
+
+
+def test_tool_calls() -> None:
+    """The head of a call goes once, then arguments only; nothing is sent for nothing."""
+    deltas = [
+        delta
+        for part in (
+            CallPart(0, "call_a", "add", ""), CallPart(0, "call_a", None, '{"a": 1'),
+            CallPart(0, "call_a", None, ""), CallPart(0, "call_a", None, "}"),
+            CallPart(1, "call_b", "now", "{}"),
+        )
+        for delta in chat_replies.call_deltas(part)
+    ]  # fmt: skip
+    for delta in deltas:
+        content = chat_replies.chunk(HEAD, {"tool_calls": [delta]})
+        ChatCompletionChunk.model_validate_json(orjson.dumps(content), strict=True)
+    assert [delta["function"].get("arguments") for delta in deltas] == [
+        "", '{"a": 1', "}", "", "{}"
+    ]  # fmt: skip
+    assert [delta.get("id") for delta in deltas] == ["call_a", None, None, "call_b", None]
+    choice = chat_replies.whole_choice(
+        0, content="", reasoning={}, calls=[("call_a", "add", "{}")], finish_reason="tool_calls"
+    )
+    whole = chat_replies.whole(HEAD, [choice], USAGE)
+    reply = ChatCompletion.model_validate_json(orjson.dumps(whole), strict=True)
+    assert reply.choices[0].message.tool_calls is not None
+
+
+def test_reasoning_has_the_names_that_are_set() -> None:
+    both = {"reasoning_content": "x", "reasoning": "x"}
+    assert chat_replies.reasoning_fields("x") == both
+    assert chat_replies.reasoning_fields("x", "reasoning") == {"reasoning": "x"}
+    assert chat_replies.reasoning_fields("x", "reasoning_content") == {"reasoning_content": "x"}
+    assert chat_replies.reasoning_fields("x", "none") == chat_replies.reasoning_fields("") == {}
 
 
 def test_log_probabilities(small_tokenizer: Tokenizer) -> None:
@@ -66,9 +122,10 @@ def test_log_probabilities(small_tokenizer: Tokenizer) -> None:
     assert last["token"] == EOS and last["top_logprobs"] == []
     chunk = chat_replies.chunk(HEAD, {"content": "x"}, logprobs=block)
     ChatCompletionChunk.model_validate_json(orjson.dumps(chunk), strict=True)
-    whole = chat_replies.whole(
-        HEAD, content="x", reasoning="", finish_reason="stop", usage=USAGE, logprobs=block
+    choice = chat_replies.whole_choice(
+        0, content="x", reasoning={}, finish_reason="stop", logprobs=block
     )
+    whole = chat_replies.whole(HEAD, [choice], USAGE)
     reply = ChatCompletion.model_validate_json(orjson.dumps(whole), strict=True)
     assert reply.choices[0].logprobs is not None and reply.choices[0].logprobs.content is not None
     assert len(reply.choices[0].logprobs.content) == 2

@@ -54,7 +54,7 @@ def test_a_reply_that_has_begun_gets_no_second_one(has_started: bool, statuses: 
         sent.append(message)
 
     async def main() -> None:
-        task = asyncio.ensure_future(QuietEnd(app)({"type": "http"}, receive, send))
+        task = asyncio.ensure_future(QuietEnd(app)({"type": "http", "path": "/"}, receive, send))
         await asyncio.sleep(0.01)
         task.cancel()
         await task

@@ -54,7 +54,7 @@ def test_every_end_leaves_one_line_without_text(engine, small_tokenizer, tmp_pat
     assert SECRET not in text and "private" not in text
     done, refused, left = map(json.loads, text.splitlines())
     assert done["id"] == reply["id"] and done["finish"] == "length" and done["error"] is None
-    assert done["cause"] == "end_token" and done["cached"] == 3
+    assert done["cause"] == "max_tokens" and done["cached"] == 3
     assert done["prompt"] == reply["usage"]["prompt_tokens"]
     assert done["completion"] == reply["usage"]["completion_tokens"] == 6
     assert done["rounds"] == reply["stats"]["rounds"] > 0

@@ -62,7 +62,7 @@ def test_headers_go_when_the_request_is_admitted_and_not_before() -> None:
             yield b"data: x\n\n"
 
         stream = EventStream(events(), keepalive_s=0, headers={}, news=news)
-        task = asyncio.create_task(stream({"type": "http"}, peer.receive, peer.send))
+        task = asyncio.create_task(stream({"type": "http", "path": "/"}, peer.receive, peer.send))
         go[0].set()
         await asyncio.sleep(0.05)
         assert peer.sent == []
@@ -89,7 +89,7 @@ def test_a_refusal_in_the_queue_is_a_real_status(keepalive_s: float) -> None:
             yield b""
 
         stream = EventStream(events(), keepalive_s=keepalive_s, headers={}, news=news)
-        await stream({"type": "http"}, peer.receive, peer.send)
+        await stream({"type": "http", "path": "/"}, peer.receive, peer.send)
         assert peer.status == 429
         assert (b"retry-after", b"3") in peer.sent[0]["headers"]
         assert DONE not in peer.body
@@ -108,7 +108,7 @@ def test_a_refusal_after_a_keepalive_is_an_event() -> None:
             yield b""
 
         stream = EventStream(events(), keepalive_s=0.02, headers={}, news=news)
-        await stream({"type": "http"}, peer.receive, peer.send)
+        await stream({"type": "http", "path": "/"}, peer.receive, peer.send)
         assert peer.status == 200 and b'"code":"queue_full"' in peer.body
         assert peer.body.endswith(DONE)
 
@@ -127,7 +127,7 @@ def test_comments_tell_place_and_cause_until_admission() -> None:
             yield b"data: x\n\n"
 
         stream = EventStream(events(), keepalive_s=0.02, headers={}, news=news)
-        await stream({"type": "http"}, peer.receive, peer.send)
+        await stream({"type": "http", "path": "/"}, peer.receive, peer.send)
         lines = peer.body.split(b"data: ")[0].split(b"\n\n")[:-1]
         assert all(line.startswith(b": ") and b"\n" not in line for line in lines)
         seen = list(dict.fromkeys(lines))
@@ -162,7 +162,7 @@ def test_a_client_that_leaves_while_waiting_ends_the_events() -> None:
                 ended.append(True)
 
         stream = EventStream(events(), keepalive_s=0.01, headers={}, news=news)
-        task = asyncio.create_task(stream({"type": "http"}, peer.receive, peer.send))
+        task = asyncio.create_task(stream({"type": "http", "path": "/"}, peer.receive, peer.send))
         await peer.until(lambda: peer.sent)
         peer.leaves.set()
         await task

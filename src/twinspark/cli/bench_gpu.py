@@ -1,0 +1,190 @@
+"""`twinspark bench kernels` and `twinspark bench rank`: what a GPU does, cell by cell and whole.
+
+Both need a CUDA device and no pack: weights are random. Read next: `bench/rank.py`,
+`bench/kernels.py`.
+"""
+
+import datetime
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from twinspark.cli.console import check_writable, say
+from twinspark.errors import ConfigError
+from twinspark.version import VERSION
+
+if TYPE_CHECKING:
+    from twinspark.bench.rank import Rank, RankCell
+
+GROUPS = ("products", "experts", "attention", "index", "head", "residual", "plain")
+_CHUNK_CONTEXT = 32768
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `twinspark bench`."""
+    app.command("kernels")(kernels)
+    app.command("rank")(rank)
+
+
+def kernels(
+    only: Annotated[
+        str, typer.Option(help=f"Groups of cells, with commas: {', '.join(GROUPS)}.")
+    ] = ",".join(GROUPS),
+    json: Annotated[Path | None, typer.Option(help="Also write the figures to this file.")] = None,
+) -> None:
+    """Time every kernel at the sizes of one rank of two, each beside its limit.
+
+    Every cell is checked before it is timed: against float64, and bit for bit against rows alone.
+    Takes some minutes on an H200.
+    """
+    from twinspark.bench.kernels import device_facts
+    from twinspark.config.paths import compiled_kernels_path
+    from twinspark.kernels.cuda.compile import keep_cubins_in
+
+    wanted = [name.strip() for name in only.split(",") if name.strip()]
+    unknown = [name for name in wanted if name not in GROUPS]
+    if unknown or not wanted:
+        raise ConfigError(f"--only is {only!r}, expected some of {', '.join(GROUPS)}")
+    if json is not None:
+        check_writable(json, option="--json")
+    facts = device_facts()
+    keep_cubins_in(compiled_kernels_path())
+    found: dict[str, list[dict[str, Any]]] = {}
+    try:
+        for group in wanted:
+            found[group] = []
+            for cell in _cells(group):
+                found[group].append(asdict(cell))
+                print(_line(group, found[group][-1]), flush=True)
+    finally:  # what was measured before an error is not lost
+        if json is not None and any(found.values()):
+            _write(json, {**_stamp(facts), "cells": found})
+
+
+def _cells(group: str) -> Iterable[Any]:
+    from twinspark.bench import attention, experts, index, residual
+    from twinspark.bench import kernels as products
+
+    measure: dict[str, Callable[[], Iterable[Any]]] = {
+        "products": products.measure_products,
+        "experts": experts.measure_experts,
+        "attention": attention.measure_attention,
+        "index": index.measure_index,
+        "head": index.measure_head,
+        "residual": residual.measure_residual,
+        "plain": residual.measure_plain,
+    }
+    return measure[group]()
+
+
+def _line(group: str, cell: dict[str, Any]) -> str:
+    names = ("name", "cell", "inputs", "outputs", "bits", "heads", "rows")
+    what = " ".join(f"{name} {cell[name]}" for name in names if name in cell)
+    return (
+        f"{group:<10} {what:<60} {cell['us']:>10.1f} us  limit {cell['limit_us']:>9.1f}  "
+        f"share {cell['share']:.2f}"
+    )
+
+
+def rank(
+    tp: Annotated[int, typer.Option(min=1, max=2, help="Ranks the model is cut into.")] = 2,
+    rank: Annotated[int, typer.Option(min=0, max=1, help="Which of them this is.")] = 0,
+    rows: Annotated[str, typer.Option(help="Rows of the rounds, with commas.")] = "1,6,24",
+    context: Annotated[int, typer.Option(min=256, help="Positions before a round.")] = 8192,
+    chunk: Annotated[
+        int, typer.Option(min=0, help="Rows of a prompt piece; 0 leaves it out.")
+    ] = 4096,
+    device: Annotated[int, typer.Option(min=0, help="Number of the CUDA device.")] = 0,
+    json: Annotated[Path | None, typer.Option(help="Also write the figures to this file.")] = None,
+) -> None:
+    """Time one rank of the full-size model on one GPU, with random weights (about 100 GB).
+
+    Rounds and draft passes are captured, prompt pieces launched. Nothing is exchanged between
+    ranks: sums add copies of this rank's own part. The result says so.
+    """
+    from twinspark.bench.kernels import device_facts
+    from twinspark.bench.rank import report
+    from twinspark.config.paths import compiled_kernels_path
+    from twinspark.kernels.cuda.compile import keep_cubins_in
+
+    counts = _counts(rows)
+    if rank >= tp:
+        raise ConfigError(f"--rank is {rank}, expected less than --tp, which is {tp}")
+    if json is not None:
+        check_writable(json, option="--json")
+    facts = device_facts()
+    keep_cubins_in(compiled_kernels_path())
+    cells: list[RankCell] = []
+    try:
+        for cell in _measure_rank(tp, rank, counts, context, chunk, device):
+            cells.append(cell)
+            print(_rank_line(cell), flush=True)
+    finally:
+        if json is not None and cells:
+            _write(json, report(cells, {**_stamp(facts), "tp": tp, "rank": rank}))
+
+
+def _measure_rank(
+    tp: int, rank: int, rows: list[int], context: int, chunk: int, device: int
+) -> "Iterator[RankCell]":
+    import torch
+
+    from twinspark.bench.rank import (
+        build_rank,
+        measure_chunk,
+        measure_draft,
+        measure_round,
+    )
+    from twinspark.cache.view import Caches
+
+    torch.cuda.set_device(device)
+    place = torch.device("cuda", device)
+    made: Rank = build_rank(place, ranks=tp, rank=rank)
+    say(
+        f"{made.weights.packed_bytes / 1e9:.1f} GB of random weights after {made.load_s:.0f} s; "
+        f"{torch.cuda.memory_allocated() / 1e9:.1f} GB in use"
+    )
+    most = max(context + 64, _CHUNK_CONTEXT + chunk if chunk else 0)
+    caches = Caches(made.model.config, 4, most, store="packed", device=place)
+    for count in rows:
+        yield measure_round(made, caches, rows=count, context=context)
+    for slots in (1, 4):
+        yield measure_draft(made, caches, slots=slots, context=context)
+    if chunk:
+        for encoder_only in (True, False):
+            yield measure_chunk(
+                made, caches, rows=chunk, context=_CHUNK_CONTEXT, encoder_only=encoder_only
+            )
+
+
+def _counts(rows: str) -> list[int]:
+    try:
+        counts = [int(part) for part in rows.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or not all(1 <= count <= 24 for count in counts):
+        raise ConfigError(f"--rows is {rows!r}, expected numbers from 1 to 24 with commas")
+    return counts
+
+
+def _rank_line(cell: "RankCell") -> str:
+    launches = f"{cell.launches} launches" if cell.captured else "launched by the host"
+    return (
+        f"{cell.name:<42} rows {cell.rows:>4}  slots {cell.slots}  context {cell.context:>6}  "
+        f"{cell.us / 1e3:>9.3f} ms  floor {cell.floor_us / 1e3:>8.3f}  share {cell.share:.2f}  "
+        f"{launches}"
+    )
+
+
+def _stamp(facts: dict[str, Any]) -> dict[str, Any]:
+    now = datetime.datetime.now(datetime.UTC)
+    return {"date": f"{now:%Y-%m-%d}", "twinspark": VERSION, **facts}
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    import orjson
+
+    path.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2) + b"\n")

@@ -1,0 +1,185 @@
+"""Who may come in: host and origin of a request, its key, and what the key has left.
+
+Stands before every route. Open without a key: the page, its files, the API description, `/health`
+(a status word only), and metrics where the settings say so. Read next: `keys.py`, `limits.py`.
+"""
+
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from twinspark.config.server import ServerConfig
+from twinspark.server.errors import ApiError, answer, unavailable
+from twinspark.server.keys import Key, KeyRing
+from twinspark.server.limits import Limits
+from twinspark.server.metrics import Tally
+
+KEY_IN_SCOPE = "twinspark.key"
+OPEN_PATHS = frozenset({"/", "/health", "/openapi.json", "/favicon.ico"})
+GENERATING = ("/completions", "/messages", "/responses")
+KEYS_RETRY_S = 5
+CORS_AGE_S = 600
+
+
+class Access:
+    """Lets a request through with its key noted in the scope, or answers it.
+
+    Args:
+        app: what stands behind.
+        config: the server's settings.
+        keys: who may come in.
+        limits: what they may ask for.
+        tally: counts who was turned away.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, config: ServerConfig, keys: KeyRing, limits: Limits, tally: Tally
+    ) -> None:
+        self._app = app
+        self._tally = tally
+        self._keys = keys
+        self._limits = limits
+        self._origins = frozenset(config.cors_origins)
+        self._metrics_open = config.metrics_open
+        self._hosts: frozenset[str] | None = None
+        if config.is_loopback:
+            self._hosts = frozenset({config.host, *(h.lower() for h in config.allowed_hosts)})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer or pass on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        counted = None
+        try:
+            key = self._check(scope)
+            if key is not None and _generates(scope):
+                self._limits.enter(key)
+                counted = key
+        except ApiError as error:
+            self._tally.refused[error.code or ""] += 1
+            await answer(error, scope["path"])(scope, receive, send)
+            return
+        scope[KEY_IN_SCOPE] = key
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            if counted is not None:
+                self._limits.leave(counted)
+
+    def _check(self, scope: Scope) -> Key | None:
+        headers = Headers(scope=scope)
+        self._check_host(headers.get("host"))
+        self._check_origin(scope, headers)
+        if not self._keys.is_required:
+            return None
+        presented = presented_keys(headers)
+        found = [self._keys.find(one) for one in presented]
+        key = next((one for one in found if one is not None), None)
+        if key is not None or self._is_open(scope["path"]):
+            return key
+        if self._keys.problem is not None:
+            raise unavailable(
+                "the server's keys cannot be read at the moment; its log says why",
+                code="keys_unusable",
+                retry_s=KEYS_RETRY_S,
+            )
+        what = "the key is not known here" if presented else "this server asks for a key"
+        raise ApiError(
+            401,
+            f"{what}; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
+            code="invalid_api_key",
+            headers={"www-authenticate": "Bearer"},
+        )
+
+    def _check_host(self, host: str | None) -> None:
+        """Refuse names that only a rebound DNS entry can have brought to a loopback address.
+
+        Names of one word belong to no stranger's zone.
+        """
+        if self._hosts is None or host is None:
+            return
+        name = _host_name(host)
+        is_word = not set(".:") & set(name.removesuffix(".localhost"))
+        if is_word or name in self._hosts or _is_loopback(name):
+            return
+        raise ApiError(
+            403,
+            "this server listens for its own machine only and does not go by the name in the Host "
+            "header; add it with --allowed-host to accept it",
+            code="host_not_allowed",
+        )
+
+    def _check_origin(self, scope: Scope, headers: Headers) -> None:
+        """Refuse what a page of another site sends without asking first (no preflight)."""
+        origin = headers.get("origin")
+        if origin is None or scope["method"] not in ("POST", "DELETE") or "*" in self._origins:
+            return
+        if origin in self._origins or _same_site(origin, headers.get("host", "")):
+            return
+        raise ApiError(
+            403,
+            f"pages of the origin {origin[:100]!r} may not use this server; allow it with "
+            "--cors-origin",
+            code="origin_not_allowed",
+        )
+
+    def _is_open(self, path: str) -> bool:
+        if path in OPEN_PATHS or path.startswith("/static/"):
+            return True
+        return self._metrics_open and (path == "/metrics" or path.endswith("/metrics"))
+
+
+def front(config: ServerConfig, *, keys: KeyRing, limits: Limits, tally: Tally) -> list[Middleware]:
+    """What stands before the routes; pages of other sites get their headers on refusals too."""
+    access = Middleware(Access, config=config, keys=keys, limits=limits, tally=tally)
+    if not config.cors_origins:
+        return [access]
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=list(config.cors_origins),
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["*"],
+        expose_headers=["retry-after", "x-twinspark-ignored-fields"],
+        max_age=CORS_AGE_S,
+    )
+    return [cors, access]
+
+
+def presented_keys(headers: Headers) -> list[str]:
+    """The keys of a request, one in each of two headers at most: some clients fill both."""
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    bearer = value.strip() if scheme.lower() == "bearer" else ""
+    return [key for key in (bearer, headers.get("x-api-key", "").strip()) if key]
+
+
+def key_of(scope: Scope) -> Key | None:
+    """The key of a request that was let in with one."""
+    key: Key | None = scope.get(KEY_IN_SCOPE)
+    return key
+
+
+def _generates(scope: Scope) -> bool:
+    path: str = scope["path"]
+    return scope["method"] == "POST" and path.rstrip("/").endswith(GENERATING)
+
+
+def _host_name(host: str) -> str:
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.rpartition(":")[0].lower() if ":" in host else host.lower()
+
+
+def _is_loopback(name: str) -> bool:
+    try:
+        return ip_address(name.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def _same_site(origin: str, host: str) -> bool:
+    return bool(host) and urlsplit(origin).netloc.lower() == host.lower()

@@ -1,0 +1,109 @@
+"""Responses that were given, for clients that go on from one by its id. Lost on restart.
+
+Each belongs to the key that asked for it. Read next: `responses.py`.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from twinspark.server.errors import ApiError
+
+MAX_ENTRIES = 1024
+MAX_BYTES = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """One response.
+
+    Attributes:
+        response: the object as it was sent.
+        items: its own input, without that of the responses before it.
+        label: whose it is.
+        num_bytes: what it takes.
+    """
+
+    response: Mapping[str, Any]
+    items: tuple[Mapping[str, Any], ...]
+    label: str
+    num_bytes: int
+
+
+class ResponseStore:
+    """The newest responses, within a number and a size."""
+
+    def __init__(self, *, max_entries: int = MAX_ENTRIES, max_bytes: int = MAX_BYTES) -> None:
+        self._max_entries = max_entries
+        self._max_bytes = max_bytes
+        self._entries: OrderedDict[str, Stored] = OrderedDict()
+        self._items: dict[str, tuple[str, Mapping[str, Any]]] = {}
+        self._num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def put(self, response: Mapping[str, Any], items: list[Any], *, label: str) -> None:
+        """Keep a response; the oldest make room."""
+        size = len(orjson.dumps(response)) + len(orjson.dumps(items))
+        stored = Stored(response=response, items=tuple(items), label=label, num_bytes=size)
+        self._entries[response["id"]] = stored
+        self._num_bytes += size
+        for item in response["output"]:
+            self._items[item["id"]] = (label, item)
+        while len(self._entries) > self._max_entries or self._num_bytes > self._max_bytes:
+            self._drop(next(iter(self._entries)))
+
+    def get(self, response_id: str, *, label: str, param: str = "response_id") -> Stored:
+        """A response by its id.
+
+        Raises:
+            ApiError: 404, there is none, or it is another key's.
+        """
+        stored = self._entries.get(response_id)
+        if stored is None or stored.label != label:
+            raise ApiError(
+                404,
+                f"the response {response_id[:80]!r} is not stored here; it was never kept, has "
+                "made room for newer ones, or was lost with a restart",
+                param=param,
+                code="response_not_found",
+            )
+        return stored
+
+    def remove(self, response_id: str, *, label: str) -> None:
+        """Forget a response.
+
+        Raises:
+            ApiError: 404, there is none, or it is another key's.
+        """
+        self.get(response_id, label=label)
+        self._drop(response_id)
+
+    def history(self, response_id: str, *, label: str) -> list[Mapping[str, Any]]:
+        """Items of a response and of all before it, oldest first.
+
+        Raises:
+            ApiError: 404, one of them is gone.
+        """
+        turns = []
+        next_id: str | None = response_id
+        while next_id is not None:
+            stored = self.get(next_id, label=label, param="previous_response_id")
+            turns.append([*stored.items, *stored.response["output"]])
+            next_id = stored.response["previous_response_id"]
+        return [item for turn in reversed(turns) for item in turn]
+
+    def item(self, item_id: str, *, label: str) -> Mapping[str, Any] | None:
+        """An output item by its id."""
+        owner, item = self._items.get(item_id, (None, None))
+        return item if owner == label else None
+
+    def _drop(self, response_id: str) -> None:
+        stored = self._entries.pop(response_id)
+        self._num_bytes -= stored.num_bytes
+        for item in stored.response["output"]:
+            self._items.pop(item["id"], None)
