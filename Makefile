@@ -1,5 +1,5 @@
 # make demo     install, serve the demo pack, ask it a question, keep serving    (PORT=8000)
-# make test     install with test extras, then lint, types, import rules, all CPU tests
+# make test     install with test extras, then lint, types, import rules, all CPU tests    (WORKERS=2)
 # make soak     many clients at once, for four minutes; prints its figures
 # make test-clients   real clients (SDKs, agents, lm-eval), each in an environment of its own; the
 #                first time takes minutes and 3 GB under build/    (CLIENTS="litellm opencode")
@@ -10,6 +10,7 @@
 PYTHON ?= python3
 PORT ?= 8000
 TORCH ?= cpu
+WORKERS ?= 2
 PYTEST_ARGS ?=
 
 SHELL := /bin/bash
@@ -36,7 +37,8 @@ test: $(VENV)/.dev-$(TORCH)
 	@echo "== mypy" && $(BIN)/mypy
 	@echo "== import rules" && $(BIN)/lint-imports
 	@echo "== sizes" && $(BIN)/python tools/size.py
-	@echo "== pytest" && $(BIN)/python -m pytest -q -m "not gpu and not multigpu and not slow" $(PYTEST_ARGS)
+	@echo "== pytest" && OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -q \
+		-n $(WORKERS) --dist loadfile -m "not gpu and not multigpu and not slow" $(PYTEST_ARGS)
 
 soak: $(VENV)/.dev-$(TORCH)
 	@$(BIN)/python -m pytest -q -s tests/soak $(PYTEST_ARGS)

@@ -206,7 +206,7 @@ def test_replies_do_not_depend_on_drafts_company_or_prefixes():
             again = [llm.generate(text, sampling) for text in prompts]  # on saved prefixes
             assert [reply.token_ids for reply in again] == alone
         recorded = llm.engine._runner._rounds._recorded
-        assert {kind for kind, _, _ in recorded} == {"decode", "draft"}
+        assert {kind for kind, _, _ in recorded} == {"decode", "draft by rules"}
         llm.engine._runner._rounds = None  # and through eager steps
         eager = [llm.generate(text, sampling, reuse=False).token_ids for text in prompts]
         assert eager == alone

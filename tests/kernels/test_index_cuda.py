@@ -10,13 +10,13 @@ from twinspark.errors import KernelUnsupported
 from twinspark.kernels.cuda.compile import ARCHITECTURES, compile_cubin
 from twinspark.kernels.index import KeyPages, Wanted
 from twinspark.kernels.index.cuda import (
-    SELECT_SHARED,
-    cuda_variants,
-    resident_blocks,
+    QUERIES_SOURCE,
+    SCORES_SOURCE,
+    SELECT_SOURCE,
     row_pitch,
     rows_at_once,
+    scores_defines,
     scores_shared,
-    takes_all,
 )
 from twinspark.kernels.index.reference import run_scores
 from twinspark.kernels.index_search import Search as Wholesale
@@ -32,7 +32,14 @@ NAMES = {"queries": b"index_queries", "scores": b"index_scores", "select": b"ind
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize(("heads", "packed"), [(32, True), (2, False)])
 def test_kernels_compile(heads: int, packed: bool, arch: str) -> None:
-    variants = cuda_variants(heads, packed=packed, shared=SHARED[arch], wgmma=arch == "sm_90a")
+    variants = [
+        (QUERIES_SOURCE, {"HEADS": heads}),
+        (SELECT_SOURCE, {}),
+        *(
+            (SCORES_SOURCE, scores_defines(heads, packed=packed, gathered=gathered))
+            for gathered in (False, True)
+        ),
+    ]
     for source, defines in variants:
         cubin = compile_cubin(source, arch=arch, defines=defines)
         assert NAMES[source.stem] in cubin
@@ -40,10 +47,8 @@ def test_kernels_compile(heads: int, packed: bool, arch: str) -> None:
 
 def test_blocks_fit_their_devices() -> None:
     for packed in (True, False):
-        shared = scores_shared(32, 8, packed=packed)
-        assert resident_blocks(shared, 233472) == 5  # an H200's multiprocessor
-        assert resident_blocks(shared, 102400) >= 2
-    assert SELECT_SHARED[1] <= SHARED["sm_90a"] and SELECT_SHARED[0] <= SHARED["sm_121"]
+        for gathered in (True, False):
+            assert scores_shared(32, packed=packed, gathered=gathered) <= min(SHARED.values())
 
 
 def test_scratch_is_bounded() -> None:
@@ -54,14 +59,6 @@ def test_scratch_is_bounded() -> None:
     assert rows_at_once(replace(whole, scratch_bytes=1), 1 << 20) == 1
     few = replace(whole, top_blocks=0, candidates_TB=torch.zeros(3, 2048, dtype=torch.int32))
     assert row_pitch(few) == 2048 * 8 and row_pitch(replace(few, max_entries=70)) == 128
-
-
-def test_nothing_is_scored_where_rows_take_all() -> None:
-    assert takes_all(Wanted(k=512, max_entries=512))
-    assert not takes_all(Wanted(k=512, max_entries=513))
-    # blocks that are all chosen anyway need no scores either
-    assert takes_all(Wanted(k=512, max_entries=512, block_size=8, top_blocks=64))
-    assert not takes_all(Wanted(k=512, max_entries=512, block_size=8, top_blocks=63))
 
 
 class _Slot:

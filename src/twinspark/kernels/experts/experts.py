@@ -128,7 +128,7 @@ def route_rows(
     row only.
 
     Args:
-        x_TD: [T, D] bf16 (float64 in the float64 model), D a multiple of 64; T may be 0.
+        x_TD: [T, D] bf16 (float64 in the float64 model), D a multiple of 32; T may be 0.
         weight_ED: [E, D] bf16, fp16 or fp32, contiguous.
         bias_E: [E] fp32.
         k: A, experts a row.
@@ -222,8 +222,8 @@ def _check_route(
             "on a CUDA device rows are bfloat16 and weights bfloat16, float16 or float32; got "
             f"{x_TD.dtype} and {weight_ED.dtype}"
         )
-    if inputs % 64 or experts > MOST_EXPERTS or k > MOST_PLACES:
+    if inputs % 32 or experts > MOST_EXPERTS or k > MOST_PLACES:
         raise KernelUnsupported(
-            f"rows of 64 n values, up to {MOST_EXPERTS} experts, {MOST_PLACES} a row; "
+            f"rows of 32 n values, up to {MOST_EXPERTS} experts, {MOST_PLACES} a row; "
             f"got {inputs}, {experts}, {k}"
         )

@@ -7,7 +7,6 @@ pairs, K chosen entries, B candidate blocks. Read next: `kernels/cuda/launch.py`
 """
 
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -15,13 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from twinspark.kernels.cuda.launch import (
-    CudaModule,
-    capability,
-    num_processors,
-    shared_bytes,
-    why_not_launch,
-)
+from twinspark.kernels.cuda.launch import CudaModule, num_processors, why_not_launch
 from twinspark.kernels.index.pages import KeyPages, Selected, Wanted
 
 QUERIES_SOURCE = Path(__file__).with_name("queries.cu")
@@ -32,11 +25,8 @@ _TILE = 64  # entries; as TILE in common.cuh
 _ROW_TILE = 8
 _HELD_VALUES = 32768  # MOST in select.cu
 _MOST_BLOCKS = 2048  # MOST_CHOSEN there
-SELECT_SHARED = (128 + 8 * 4096 + 4 * 2048, 128 + 8 * 4096 + 4 * 2048 + 4 * 1024 * 33)
-"""Bytes of shared memory of select.cu, without and with values staged."""
-
-_RESIDENT = 5  # blocks a multiprocessor has registers for
-_SYSTEM_SHARED = 1280  # bytes of shared memory a block takes besides what it is given
+_WARPS = 4
+_RESIDENT = 4  # blocks a processor
 
 
 @dataclass(frozen=True)
@@ -106,7 +96,7 @@ def select_cuda(queries: Queries, page_table: Tensor, keys: KeyPages, wanted: Wa
     if wanted.num_blocks:
         blocks_TB = torch.empty(num, wanted.num_blocks, dtype=torch.int32, device=device)
     pitch = row_pitch(wanted)
-    group = max(num, 1) if takes_all(wanted) else rows_at_once(wanted, pitch)
+    group = rows_at_once(wanted, pitch)
     with torch.cuda.device(device):
         for first in range(0, num, group):
             rows = slice(first, first + group)
@@ -115,11 +105,6 @@ def select_cuda(queries: Queries, page_table: Tensor, keys: KeyPages, wanted: Wa
             )
             _search(queries.part(rows), page_table, keys, wanted, pitch, into)
     return Selected(entries_TK, physical_TK, blocks_TB)
-
-
-def takes_all(wanted: Wanted) -> bool:
-    """Whether rows take all they see, so that there is nothing to score."""
-    return wanted.candidates_TB is None and wanted.max_entries <= wanted.k and not wanted.num_blocks
 
 
 def row_pitch(wanted: Wanted) -> int:
@@ -138,48 +123,16 @@ def rows_at_once(wanted: Wanted, pitch: int) -> int:
     return rows if rows < 8 else rows // 8 * 8
 
 
-def cuda_variants(
-    heads: int, *, packed: bool, shared: int, wgmma: bool
-) -> Iterator[tuple[Path, dict[str, int]]]:
-    """What searches of a model may compile on a device: (source, macros).
-
-    Args:
-        heads: N.
-        packed: how keys are stored.
-        shared: bytes of shared memory that a block may have.
-        wgmma: the device has the asynchronous matrix instructions of compute capability 9.0.
-    """
-    yield QUERIES_SOURCE, {"HEADS": heads}
-    yield SELECT_SOURCE, {"STAGED": int(SELECT_SHARED[1] <= shared)}
-    for gathered in (False, True):
-        defines = scores_defines(heads, packed=packed, gathered=gathered, wgmma=wgmma)
-        yield SCORES_SOURCE, defines
-
-
-def scores_defines(heads: int, *, packed: bool, gathered: bool, wgmma: bool) -> dict[str, int]:
+def scores_defines(heads: int, *, packed: bool, gathered: bool) -> dict[str, int]:
     """Macros of scores.cu."""
-    return {
-        "HEADS": heads,
-        "PACKED": int(packed),
-        "GATHERED": int(gathered),
-        "WGMMA": int(wgmma),
-    }
+    return {"HEADS": heads, "PACKED": int(packed), "GATHERED": int(gathered)}
 
 
-def scores_shared(heads: int, held: int, *, packed: bool) -> int:
-    """Bytes of shared memory of a block of scores.cu: two tiles of keys, `held` rows' queries."""
+def scores_shared(heads: int, *, packed: bool, gathered: bool) -> int:
+    """Bytes of shared memory of a block of scores.cu: its queries, then what its warps read."""
     query = -(-heads // 8) * (1024 + 4 * 16 + 4 * 8)
-    return 2 * _TILE * (68 if packed else 4) + _TILE * 8 + held * query
-
-
-def resident_blocks(shared: int, processor_shared: int) -> int:
-    """Blocks of scores.cu that one multiprocessor takes at once."""
-    return max(1, min(_RESIDENT, processor_shared // (shared + _SYSTEM_SHARED)))
-
-
-@cache
-def _processor_shared(index: int) -> int:
-    return int(torch.cuda.get_device_properties(index).shared_memory_per_multiprocessor)
+    stage = _TILE * ((64 if packed else 0) + 12)
+    return (1 if gathered else _ROW_TILE) * query + _WARPS * stage
 
 
 @cache
@@ -200,14 +153,12 @@ def _search(
     def floats(width: int) -> Tensor:
         return torch.empty(num, width, dtype=torch.float32, device=device)
 
-    scores = tile_max = block_max = None
-    if not takes_all(wanted):
-        scores, tile_max = floats(pitch), floats(pitch // _TILE)
-        block_max = floats(pitch // wanted.block_size) if wanted.num_blocks else None
-        _score(rows, page_table, keys, wanted, pitch, (scores, tile_max, block_max))
+    tile_max = floats(pitch // _TILE)
+    block_max = floats(pitch // wanted.block_size) if wanted.num_blocks else None
+    scores = floats(pitch)
+    _score(rows, page_table, keys, wanted, pitch, (scores, tile_max, block_max))
     candidates = -1 if rows.candidates_TB is None else rows.candidates_TB.shape[1]
-    staged = SELECT_SHARED[1] <= shared_bytes(device.index)
-    module = _module(SELECT_SOURCE, device.index, (("STAGED", int(staged)),))
+    module = _module(SELECT_SOURCE, device.index, ())
     module.launch(
         "index_select",
         (num, 1 if block_max is None else 2, 1),
@@ -218,7 +169,6 @@ def _search(
             wanted.num_blocks, wanted.block_size.bit_length() - 1, pitch, wanted.max_entries,
             candidates, page_table.shape[1], keys.page_rows,
         ),
-        shared=SELECT_SHARED[staged],
     )  # fmt: skip
 
 
@@ -248,15 +198,13 @@ def _score(
         ),
     )  # fmt: skip
     gathered = rows.candidates_TB is not None
-    wgmma = capability(index) == (9, 0)
-    defines = scores_defines(heads, packed=keys.packed, gathered=gathered, wgmma=wgmma)
+    defines = scores_defines(heads, packed=keys.packed, gathered=gathered)
     module = _module(SCORES_SOURCE, index, tuple(defines.items()))
-    shared = scores_shared(heads, 1 if gathered else min(num, _ROW_TILE), packed=keys.packed)
-    blocks = resident_blocks(shared, _processor_shared(index)) * num_processors(index)
+    most_blocks = num * -(-pitch // (_TILE * _WARPS))
     module.launch(
         "index_scores",
-        (min(num * pitch // _TILE, blocks), 1, 1),
-        128,
+        (min(most_blocks, _RESIDENT * num_processors(index)), 1, 1),
+        32 * _WARPS,
         (
             numbers, weights, below, tiles, tiles[num:], rows.visible_T, rows.slots_T, keys.data,
             page_table, rows.candidates_TB, *out, num, page_table.shape[1], keys.page_rows,
@@ -264,5 +212,5 @@ def _score(
             rows.candidates_TB.shape[1] if rows.candidates_TB is not None else -1,
             wanted.block_size.bit_length() - 1, int(out[2] is not None),
         ),
-        shared=shared,
+        shared=scores_shared(heads, packed=keys.packed, gathered=gathered),
     )  # fmt: skip

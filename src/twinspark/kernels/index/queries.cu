@@ -44,8 +44,10 @@ __device__ void build_tiles(const int* slots, int rows, int2* tiles, int* num_ti
 // One warp a (row, head): grid ((HEADS + 7) / 8, T), 256 threads. Numbers of a head lie as the matrix
 // instruction takes them: [2 pairs of groups][4 lanes][2 groups][8].
 extern "C" __global__ void __launch_bounds__(256) index_queries(
-    const u16* q, const u16* w, const float* cosines, const float* sines, const int* slots, signed char* numbers,
-    float2* weights, u32* below, int2* tiles, int* num_tiles, int rows, int pairs, int scale_bits) {
+    const u16* q, const u16* w, const float* cosines,
+    const float* sines, const int* slots, signed char* numbers,
+    float2* weights, u32* below, int2* tiles,
+    int* num_tiles, int rows, int pairs, int scale_bits) {
   let_consumer_start();
   wait_for_producer();
   const int head = blockIdx.x * 8 + (threadIdx.x >> 5), lane = threadIdx.x & 31, row = blockIdx.y;

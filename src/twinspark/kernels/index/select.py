@@ -35,7 +35,7 @@ def select_entries(
     """Choose entries for rows of any slots; a row's choice depends on that row and its keys only.
 
     The CUDA body reads no length on the host and can be captured: lengths, slots and pages may
-    change between replays. Scores are fp32 sums over heads, in the order of `run_scores`; both
+    change between replays. Scores are fp32 sums over heads in the order of `run_scores`; both
     bodies give the same bits where the products of a head's four groups add up exactly. The CUDA
     body takes groups 2^50 below the largest of their query or key as zero.
 

@@ -5,7 +5,6 @@ streams, D width, V vocabulary. Read next: norm.cu.
 """
 
 import struct
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -111,11 +110,6 @@ def embed_streams(
     rows = table_VD[ids_T.clamp(min=0).long()]
     rows = rows * (ids_T >= 0)[:, None].to(rows.dtype)
     return rows.unsqueeze(1).repeat(1, streams, 1)
-
-
-def cuda_variants() -> Iterator[tuple[Path, dict[str, int]]]:
-    """What every model compiles: (source, macros)."""
-    yield SOURCE, {}
 
 
 @cache
