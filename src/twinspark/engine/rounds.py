@@ -24,7 +24,7 @@ from twinspark.engine.sampler import ChoiceRule
 from twinspark.kernels.head import RowRules, choose_rows
 from twinspark.model.decode import DecodeRound, DraftRound, bucket_of, host_round
 from twinspark.model.dspark import Pick
-from twinspark.model.step import DraftRequest, DraftResult, StepInput
+from twinspark.model.step import DraftRequest, DraftResult, Span, StepInput
 from twinspark.model.transformer import Transformer
 
 FIRST_CONTEXT = 2048
@@ -180,11 +180,22 @@ class Rounds:
             logits_TV = model.decode(round_, caches)
             return logits_TV, choose_rows(logits_TV.float(), rules_T, banned_V=self._banned_V)
 
-        spans = zip(step.spans, rules or [None] * len(step.spans), strict=True)
-        rows = [(rule, s.first + i + 1) for s, rule in spans for i in range(s.count)]
+        rows = _rows_of(step.spans, rules or [None] * len(step.spans))
         tensors = [*inputs, *_rule_tensors(rows, size)]
         logits_TV, tokens_T = self._of(("decode", size, context), tensors, decode).replay(tensors)
         return logits_TV[: len(rows)], tokens_T[: len(rows)]
+
+    def choose(
+        self, logits_TV: Tensor, spans: Sequence[Span], rules: Sequence[ChoiceRule | None]
+    ) -> Tensor:
+        """What follows the rows of an eager step, as `run` would choose it: int32 [T].
+
+        The device's exp and log may part from the host's in the last bit, so a request's tokens
+        must be chosen in one place, whatever else is in its steps.
+        """
+        rows = _rows_of(spans, rules)
+        tensors = [t.to(logits_TV.device) for t in _rule_tensors(rows, len(rows))]
+        return choose_rows(logits_TV.float(), _rules_in(tensors), banned_V=self._banned_V)
 
     def draft(self, requests: Sequence[DraftRequest], pick: Pick) -> list[DraftResult]:
         """Draft for requests, as `Transformer.draft`; the host picks every token."""
@@ -259,6 +270,14 @@ class Rounds:
             logger.debug("recorded %s in %.2f s", key, perf_counter() - started_s)
         self._recorded.move_to_end(key)
         return self._recorded[key]
+
+
+def _rows_of(
+    spans: Sequence[Span], rules: Sequence[ChoiceRule | None]
+) -> list[tuple[ChoiceRule | None, int]]:
+    """The rule of every row, and the position of the token that follows it."""
+    pairs = zip(spans, rules, strict=True)
+    return [(rule, span.first + i + 1) for span, rule in pairs for i in range(span.count)]
 
 
 def _rule_tensors(rows: Sequence[tuple[ChoiceRule | None, int]], size: int) -> tuple[Tensor, ...]:

@@ -6,7 +6,7 @@ Read next: `plan.py`, `rounds.py`, `model/transformer.py`.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -185,10 +185,24 @@ class Runner:
         with self._on_device():
             if self._rounds is not None and self._rounds.fits(step):
                 return self._round(self._rounds, step, plan, rules)
-            logits_RV = to_host(self._model.forward(step, self.caches).logits_RV)
-        assert logits_RV.shape[0] == len(rows), "a wanted row has no logits"
+            found_RV = self._model.forward(step, self.caches).logits_RV
+            assert found_RV.shape[0] == len(rows), "a wanted row has no logits"
+            chosen = self._choose(found_RV, step, plan, rules)
+            logits_RV = to_host(found_RV)
         self._followers.check(logits_RV)
-        return _by_slot(plan, logits_RV)
+        return replace(_by_slot(plan, logits_RV), chosen=chosen)
+
+    def _choose(
+        self, logits_RV: Tensor, step: StepInput, plan: StepPlan, rules: Mapping[int, ChoiceRule]
+    ) -> dict[int, tuple[int, ...]]:
+        """By slot what follows the windows' rows, where rounds of this model choose it, too."""
+        if self._rounds is None or not rules:
+            return {}
+        spans = step.spans[: len(plan.windows)]  # windows come first
+        windows_TV = logits_RV[: sum(span.count for span in spans)]
+        each = [rules.get(window.slot) for window in plan.windows]
+        tokens = download(self._rounds.choose(windows_TV, spans, each)).tolist()
+        return _tokens_by_slot(plan, tokens, rules)
 
     def _round(
         self, rounds: Rounds, step: StepInput, plan: StepPlan, rules: Mapping[int, ChoiceRule]
@@ -201,16 +215,13 @@ class Runner:
             self._followers.check(logits_RV)
             windows = _by_slot(plan, logits_RV).windows
         tokens = download(tokens_T).tolist() if rules else []
-        chosen: dict[int, tuple[int, ...]] = {}
         start = 0
         for window in plan.windows:
             part = slice(start, start + len(window.ids))
             start = part.stop
-            if window.slot in rules:
-                chosen[window.slot] = tuple(tokens[part])
-            elif window.slot not in windows:
+            if window.slot not in rules and window.slot not in windows:
                 windows[window.slot] = to_host(logits_TV[part])
-        return StepLogits(windows=windows, pieces={}, chosen=chosen)
+        return StepLogits(windows=windows, pieces={}, chosen=_tokens_by_slot(plan, tokens, rules))
 
     def draft(
         self,
@@ -274,6 +285,19 @@ def _span(rows: PlannedRows) -> Span:
         is_pruned=rows.is_pruned,
         has_bf16_mixing=rows.has_bf16_mixing,
     )
+
+
+def _tokens_by_slot(
+    plan: StepPlan, tokens: Sequence[int], rules: Mapping[int, ChoiceRule]
+) -> dict[int, tuple[int, ...]]:
+    """What follows the rows of each window that has a rule; `tokens` are of all windows' rows."""
+    chosen: dict[int, tuple[int, ...]] = {}
+    start = 0
+    for window in plan.windows:
+        if window.slot in rules:
+            chosen[window.slot] = tuple(tokens[start : start + len(window.ids)])
+        start += len(window.ids)
+    return chosen
 
 
 def _by_slot(plan: StepPlan, logits_RV: Logits) -> StepLogits:

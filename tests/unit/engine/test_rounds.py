@@ -174,6 +174,31 @@ def test_drafts_by_rules_are_those_that_the_host_picks(walking):
     assert rounds.draft_by_rules([], []) is None
 
 
+def test_rows_beside_a_prompt_are_chosen_in_the_same_place(model):
+    """A request's tokens must not be chosen here or there by what else is in its steps."""
+    requests = [request(n, temperature=0.8) for n in range(3)]
+    wanted = replies(make_engine(model, None, slots=3, lookup=False), *requests)
+    engine = make_engine(model, Recorder(), slots=3, lookup=False)
+    rounds, found, eager = engine._runner._rounds, {r.request_id: [] for r in requests}, []
+    choose = rounds.choose
+
+    def spy(logits_TV, spans, rules):
+        eager.append(all(rule is not None for rule in rules))
+        return choose(logits_TV, spans, rules)
+
+    rounds.choose = spy
+    for number, asked in enumerate(requests):  # each comes while the one before is decoded
+        engine.submit(asked)
+        for _ in range(4 if number < 2 else 200):
+            for event in engine.step() if engine.has_work else ():
+                if isinstance(event, TokenDelta):
+                    found[event.request_id] += event.token_ids
+                elif isinstance(event, Finished):
+                    found[event.request_id].append(event.stats.token_sha)
+    assert found == wanted
+    assert eager and all(eager)
+
+
 def test_a_row_without_a_number_fails_its_own_reply_only(model):
     engine = make_engine(model, Recorder(), slots=2, lookup=False, draft=False)
     runner = engine._runner
