@@ -52,7 +52,9 @@ def doctor(
     pack: Annotated[
         Path | None, typer.Argument(help="Also check this pack; none: the demo pack.")
     ] = None,
-    port: Annotated[int, typer.Option(help="Port that `serve` would take.")] = 8000,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port that `serve` would take.")
+    ] = 8000,
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON list.")] = False,
 ) -> None:
     """Check this machine: Python, libraries, GPUs, kernels, folders, memory, a pack.
@@ -165,13 +167,16 @@ def _kernels() -> Iterator[Check]:
 def _kernel_cache() -> Iterator[Check]:
     from twinspark.config.paths import compiled_kernels_path
 
+    import torch
+
     folder = compiled_kernels_path()
     if not folder.is_dir():
+        fill = "`twinspark prebuild` fills it, so that the first start compiles nothing"
         yield Check(
             name="kernel cache",
-            verdict="note",
+            verdict="note" if torch.cuda.is_available() else "ok",
             found=f"{folder} does not exist yet",
-            advice="`twinspark prebuild` fills it, so that the first start compiles nothing",
+            advice=fill if torch.cuda.is_available() else "",
         )
         return
     files = list(folder.glob("*.cubin"))

@@ -131,6 +131,11 @@ class EngineConfig:
                 f"ranks is {self.ranks!r} with virtual_shards {self.virtual_shards}; expected 1, 2 "
                 "or 4, dividing virtual_shards"
             )
+        if self.device.startswith("cuda") and self.ranks > 1:
+            raise ConfigError(
+                f"device is {self.device!r} with {self.ranks} ranks; several ranks run on CPUs "
+                "only so far: leave one of the two out"
+            )
         if self.split_pool and self.ranks == 1:
             raise ConfigError("split_pool has no effect with one rank; give ranks too")
         if self.pool_tokens is not None and self.pool_tokens < self.page_tokens:

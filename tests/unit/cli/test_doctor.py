@@ -40,6 +40,17 @@ def test_a_taken_port_is_noted():
     assert found[f"port {port}"].verdict == "note"
 
 
+def test_a_port_that_cannot_be_is_refused():
+    done = run(app, ["doctor", "--port", "99999"])
+    assert done.exit_code == 2 and "65535" in done.output
+
+
+def test_nobody_is_sent_to_compile_for_no_gpu(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = {check.name: check for check in examine(None, 0)}
+    assert found["kernel cache"].verdict == "ok" and not found["kernel cache"].advice
+
+
 def test_the_kernel_cache_is_counted(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = tmp_path / "twinspark" / "kernels"

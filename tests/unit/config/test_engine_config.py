@@ -38,3 +38,9 @@ def test_the_context_is_the_models_unless_it_is_very_long():
 def test_it_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         EngineConfig().slots = 3
+
+
+def test_ranks_on_gpus_are_refused_before_anything_starts():
+    with pytest.raises(ConfigError, match="CPUs only"):
+        EngineConfig(device="cuda:1", ranks=2)
+    assert EngineConfig(device="auto", ranks=2).ranks == 2
