@@ -156,6 +156,18 @@ def test_r29_a_seed_gives_one_reply_alone_in_company_and_undrafted(model: Api) -
     assert len(shas) == 1
 
 
+def test_r29_a_seed_gives_the_same_reply_after_a_restart(model: Api) -> None:
+    fields = {"temperature": 2, "seed": 42}
+    again = ServerProcess(SERVE)
+    try:
+        again.wait_ready()
+        with httpx.Client(base_url=again.url, timeout=120) as http:
+            found = sha(Api(http), "Tell me a story.", **fields)
+    finally:
+        again.close()
+    assert found == sha(model, "Tell me a story.", **fields)
+
+
 def test_r30_replies_vary_without_a_seed(model: Api) -> None:
     asked = {"temperature": 1, "top_p": 1, "max_tokens": 40}
     alone = [sha(model, "Tell me a story.", **asked) for _ in range(4)]

@@ -1,6 +1,7 @@
 """Names, aliases, roles, efforts, encoding, seeds: R21, R23, R29 to R32, R57 to R62."""
 
 import json
+import re
 import threading
 from typing import Any
 
@@ -98,7 +99,7 @@ ELSEWHERE = {
     "model", "n", "best_of", "stream", "stream_options", "return_token_ids", "top_logprobs",
     "include_stop_str_in_output", "priority", "deadline_ms", "max_queue_ms", "cache_salt",
     "approximations",
-}  # fmt: skip
+ "restore_reasoning"}  # fmt: skip
 
 
 def test_r31_every_known_field_is_honoured_or_refused(api: Api, engine: ScriptedEngine) -> None:
@@ -206,11 +207,21 @@ def test_r58_aliases_on_every_route(engine: ScriptedEngine, tokenizer: Tokenizer
         context = engine.ready.max_context_tokens
         assert all(e["max_model_len"] == e["context_length"] == context for e in entries)
         for asked, named in (("old", "old"), ("a/b", "a/b"), ("gpt-4", "tiny"), (None, "tiny")):
-            for path, body in ((CHAT, question()), (COMPLETIONS, {"prompt": "x"})):
+            for path, body in (
+                (CHAT, question()), (COMPLETIONS, {"prompt": "x"}),
+                ("/v1/messages", question()), ("/v1/responses", {"input": "x"}),
+            ):  # fmt: skip
                 body = body | {"model": asked}
-                assert http.post(path, json=body).json()["model"] == named
+                assert http.post(path, json=body).json()["model"] == named, path
                 text = http.post(path, json=body | {"stream": True}).text
-                assert json.loads(text.split("\n\n")[0].removeprefix("data: "))["model"] == named
+                first = json.loads(re.sub(r"(?s)^.*?data: |\n\n.*", "", text))
+                said = first.get("message") or first.get("response") or first
+                assert said["model"] == named, path
+            for path, body in (
+                ("/v1/messages/count_tokens", question()), ("/tokenize", {"prompt": "x"}),
+                ("/detokenize", {"tokens": [300]}),
+            ):  # fmt: skip
+                assert http.post(path, json=body | {"model": asked}).status_code == 200, path
         assert http.get("/v1/models/a/b").json()["id"] == "a/b"
         missing = http.get("/v1/models/gpt-4")
         assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")

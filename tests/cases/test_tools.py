@@ -232,7 +232,8 @@ def test_only_the_first_call_without_parallel_calls(api: Api, engine: ScriptedEn
 
 
 def test_r50_reasoning_left_out_by_the_client_is_put_back(api: Api, engine: ScriptedEngine) -> None:
-    """Present, absent, empty and under either name give the same prompt."""
+    """Present, absent and under either name give the same prompt; an empty one is taken at its
+    word."""
     engine.play(["a plan</think>", block(call(value("x", "q")))])
     message = api.chat(tools=TOOLS).json()["choices"][0]["message"]
     bare = {k: v for k, v in message.items() if not k.startswith("reasoning")}
@@ -240,7 +241,7 @@ def test_r50_reasoning_left_out_by_the_client_is_put_back(api: Api, engine: Scri
     prompts = []
     for fields in (
         {"reasoning": "a plan", "reasoning_content": "a plan"}, {"reasoning": "a plan"},
-        {"reasoning_content": "a plan"}, {}, {"reasoning": ""}, {"reasoning_content": None},
+        {"reasoning_content": "a plan"}, {}, {"reasoning_content": None},
     ):  # fmt: skip
         messages = [{"role": "user", "content": "Hello"}, bare | fields, *tail]
         found = api.post("/tokenize", {"messages": messages, "tools": TOOLS}).json()
@@ -249,6 +250,25 @@ def test_r50_reasoning_left_out_by_the_client_is_put_back(api: Api, engine: Scri
         prompts.append(found["tokens"])
     assert all(prompt == prompts[0] for prompt in prompts)
     assert "a plan" in engine.tokenizer.decode(prompts[0])
+
+
+def test_what_is_put_back_is_told_and_can_be_refused(api: Api, engine: ScriptedEngine) -> None:
+    engine.play(["a plan</think>", block(call(value("x", "q")))])
+    message = api.chat(tools=TOOLS).json()["choices"][0]["message"]
+    bare = {k: v for k, v in message.items() if not k.startswith("reasoning")}
+    tail = [{"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "ok"}]
+    first = {"role": "user", "content": "Hello"}
+    counts, prompts = [], []
+    for fields, more in (
+        ({}, {}),
+        ({"reasoning_content": ""}, {}),
+        ({}, {"restore_reasoning": False}),
+    ):
+        reply = api.chat(messages=[first, bare | fields, *tail], tools=TOOLS, **more).json()
+        counts.append(reply["stats"]["restored_reasoning"])
+        prompts.append(list(engine.requests[-1].prompt_ids))
+    assert counts == [1, 0, 0]
+    assert prompts[1] == prompts[2] != prompts[0]
 
 
 def test_refusals_of_tools_name_their_place(api: Api) -> None:

@@ -268,6 +268,29 @@ def test_a_limit(client, engine) -> None:
     assert ask(client, max_tokens=3).stop_reason == "max_tokens"
 
 
+def test_a_call_that_a_limit_cuts_has_no_input(client, engine) -> None:
+    whole = calls(call("add", a=23))
+    engine.play([whole[: whole.index("3</")]], then_eos=False)
+    fields = {"tools": [ADD], "max_tokens": 500}
+    reply = ask(client, **fields)
+    with client.messages.stream(model="tiny", messages=HELLO, **fields) as stream:
+        final = stream.get_final_message()
+    for message in (reply, final):
+        assert message.stop_reason == "max_tokens"
+        assert [block.input for block in message.content] == [{}]
+
+
+def test_fields_of_ours_hold_the_reply(client, engine, server) -> None:
+    engine.play(["a"])
+    ask(client, extra_body={"guided_choice": ["a", "b"], "banned_token_ids": [7]})
+    theirs = chat_request(server, engine, guided_choice=["a", "b"], banned_token_ids=[7])
+    assert engine.requests[0].form is not None and engine.requests[0].form == theirs.form
+    assert engine.requests[0].sampling.banned_ids == theirs.sampling.banned_ids == (7,)
+
+
+NO_SCHEMA = {"type": "object", "properties": {"a": {"$ref": "#/$defs/none"}}}
+NO_GRAMMAR = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)y"}},
+              "required": ["a"], "additionalProperties": False}  # fmt: skip
 BAD = [
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
@@ -290,6 +313,14 @@ BAD = [
     ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens"),
     ({"output_config": {"effort": "furious"}}, "output_config.effort"),
     ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),
+    ({"output_config": {"format": {"type": "json_schema", "schema": NO_SCHEMA}}},
+     "output_config.format.schema"),
+    ({"output_config": {"format": {"type": "json_schema", "schema": NO_GRAMMAR}}},
+     "output_config.format.schema"),
+    ({"tools": [ADD, {"name": "b", "strict": True, "input_schema": NO_GRAMMAR}]},
+     "tools[1].input_schema"),
+    ({"n": 2}, "n"),
+    ({"guided_json": NO_SCHEMA}, "guided_json"),
 ]  # fmt: skip
 
 

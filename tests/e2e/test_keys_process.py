@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -48,6 +49,36 @@ def test_r101_keys_are_nowhere_in_clear_and_can_be_taken_away(
         os.kill(server.process.pid, signal.SIGHUP)
         wait_until(lambda: status(url, LATER) == 200)
         assert [status(url, key) for key in (FILED, GIVEN)] == [401, 200]
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() == 0 and "Traceback" not in server.said
+    finally:
+        server.close()
+
+
+def test_a_hangup_while_the_server_starts_does_not_end_it(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"file: {FILED}\n")
+    path.chmod(0o600)
+    server = ServerProcess(
+        [sys.executable, "-m", "twinspark", "serve", "--port", "0", "--api-keys-file", str(path),
+         "--threads", "1"]
+    )  # fmt: skip
+    try:
+        caught = Path(f"/proc/{server.process.pid}/status")
+        bit = 1 << (signal.SIGHUP - 1)
+
+        def is_heeded() -> bool:
+            (line,) = (x for x in caught.read_text().splitlines() if x.startswith("SigCgt"))
+            return bool(int(line.split()[1], 16) & bit)
+
+        wait_until(is_heeded, 10)
+        assert "listening" not in server.said
+        while "listening on" not in server.said:
+            assert server.process.poll() is None
+            os.kill(server.process.pid, signal.SIGHUP)
+            time.sleep(0.02)
+        wait_until(lambda: "ready after" in server.said, 60)
+        assert status(server.url, FILED) == 200
         server.process.send_signal(signal.SIGTERM)
         assert server.wait() == 0 and "Traceback" not in server.said
     finally:

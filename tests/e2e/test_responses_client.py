@@ -9,7 +9,7 @@ import openai
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
-from tests.e2e.test_anthropic_client import call, calls
+from tests.e2e.test_anthropic_client import NO_GRAMMAR, call, calls
 from tests.live_server import LiveServer, serve_in_thread
 from tests.scripted_engine import ScriptedEngine
 
@@ -198,7 +198,11 @@ def test_the_store(client, engine) -> None:
     kept, not_kept = ask(client), ask(client, store=False)
     assert client.responses.retrieve(kept.id).to_dict() == kept.to_dict()
     items = client.responses.input_items.list(kept.id)
-    assert items.data[0].role == "user"
+    (item,) = items.data
+    assert (item.type, item.role, item.content[0].text) == ("message", "user", "Hello")
+    turns = [{"role": "user", "content": text} for text in "abc"]
+    several = client.responses.input_items.list(ask(client, turns).id, limit=2, order="asc")
+    assert several.has_next_page() and [item.content[0].text for item in several] == list("abc")
     streamed = raw_events(str(client.base_url).removesuffix("/v1/"))[-1]["response"]
     assert client.responses.retrieve(streamed["id"]).output_text == "x"
     for response_id in (not_kept.id, "resp_none"):
@@ -239,12 +243,12 @@ def test_the_store_has_room_for_so_many() -> None:
 
     store = ResponseStore(max_entries=3, max_bytes=1000)
     for n in range(5):
-        store.put(response(n), [], label="")
-    assert len(store) == 3 and store.item("i1", label="") is None
-    assert store.item("i2", label="") is not None and store.item("i2", label="b") is None
-    store.put(response(9, size=930), [], label="")
-    assert len(store) == 1 and store.get("r9", label="").label == ""
-    store.put(response(10, size=2000), [], label="")
+        store.put(response(n), [], owner="")
+    assert len(store) == 3 and store.item("i1", owner="") is None
+    assert store.item("i2", owner="") is not None and store.item("i2", owner="b") is None
+    store.put(response(9, size=930), [], owner="")
+    assert len(store) == 1 and store.get("r9", owner="").owner == ""
+    store.put(response(10, size=2000), [], owner="")
     assert len(store) == 0 and store._num_bytes == 0 and not store._items
 
 
@@ -377,6 +381,13 @@ BAD = [
     ({"reasoning": {"effort": "furious"}}, "reasoning.effort"),
     ({"reasoning": 5}, "reasoning"),
     ({"text": {"format": {"type": "xml"}}}, "text.format"),
+    ({"text": {"format": {"type": "json_schema", "name": "n", "schema": NO_GRAMMAR}}},
+     "text.format.schema"),
+    ({"tools": [ADD, ADD | {"name": "b", "strict": True, "parameters": NO_GRAMMAR}]},
+     "tools[1].parameters"),
+    ({"tools": [ADD], "tool_choice": {"type": "function", "name": "none"}}, "tool_choice.name"),
+    ({"n": 2}, "n"),
+    ({"metadata": {"a": 1}}, "metadata"),
     ({"background": True}, "background"),
     ({"conversation": "c"}, "conversation"),
     ({"truncation": "auto"}, "truncation"),

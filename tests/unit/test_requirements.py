@@ -23,8 +23,11 @@ def test_every_test_of_the_table_exists() -> None:
         assert re.search(rf"^(async )?def {name}\(", source, re.MULTILINE), f"{file}::{name}"
 
 
-def test_tests_named_after_a_requirement_are_in_the_table() -> None:
-    table = TABLE.read_text("utf-8")
-    for file in (TESTS / "cases").glob("test_*.py"):
-        for name in re.findall(r"^def (test_r\d+\w*)\(", file.read_text("utf-8"), re.MULTILINE):
-            assert f"cases/{file.name}::{name}`" in table, name
+def test_tests_named_after_a_requirement_are_in_its_row() -> None:
+    rows = {number: tests for number, _, tests, _ in ROW.findall(TABLE.read_text("utf-8"))}
+    named = re.compile(r"^(?:async )?def (test((?:_r\d+)+)_\w+)\(", re.MULTILINE)
+    for file in TESTS.rglob("test_*.py"):
+        for name, numbers in named.findall(file.read_text("utf-8")):
+            for number in re.findall(r"\d+", numbers):
+                place = f"{file.relative_to(TESTS).as_posix()}::{name}`"
+                assert place in rows[str(int(number))], (number, place)

@@ -165,9 +165,9 @@ def _kernels() -> Iterator[Check]:
 
 
 def _kernel_cache() -> Iterator[Check]:
-    from twinspark.config.paths import compiled_kernels_path
-
     import torch
+
+    from twinspark.config.paths import compiled_kernels_path
 
     folder = compiled_kernels_path()
     if not folder.is_dir():

@@ -21,6 +21,7 @@ from starlette.applications import Starlette
 from twinspark.cli.console import LoadingLine, describe_ready, say
 from twinspark.distributed.leaving import EXIT_RANKS
 from twinspark.errors import EngineDied, RankFailed
+from twinspark.server.connections import HeadLimitProtocol, allow_many_files
 from twinspark.server.link import EngineLink, EngineProcess
 from twinspark.server.state import ServerState
 
@@ -49,6 +50,7 @@ class ServerLife:
         self, app: Starlette, process: EngineProcess, listener: socket.socket,
         loading: LoadingLine, *, num_ranks: int = 1,
     ) -> None:  # fmt: skip
+        allow_many_files()
         self._state: ServerState = app.state.server
         self._process = process
         self._listener = listener
@@ -58,7 +60,7 @@ class ServerLife:
         self._http = _HttpServer(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=HeadLimitProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -21,6 +21,7 @@ from twinspark.cli import serve_options as options
 from twinspark.cli.access import warn_if_open
 from twinspark.cli.console import LoadingLine, say
 from twinspark.cli.logs import set_up_logging
+from twinspark.config.env import drop_secrets
 from twinspark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -76,11 +77,14 @@ def serve(
 ) -> None:
     """Serve a pack over the OpenAI and Anthropic APIs."""
     given = dict(locals())
+    if not rank:
+        access.heed_hangups()
     from twinspark.config.engine import EngineConfig
     from twinspark.config.load import make_settings, read_sources
     from twinspark.config.server import ServerConfig
 
     sources = read_sources(config)
+    drop_secrets()  # before anything starts a process, a rank that follows too
     server_config = make_settings(ServerConfig, "server", sources, _server_flags(given))
     engine_flags = {
         "slots": slots, "max_context_tokens": max_context, "draft": draft, "threads": threads,

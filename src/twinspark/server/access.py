@@ -1,28 +1,34 @@
 """Who may come in: host and origin of a request, its key, and what the key has left.
 
-Stands before every route. Open without a key: the page, its files, the API description, `/health`
-(a status word only), and metrics where the settings say so. Read next: `keys.py`, `limits.py`.
+Stands before every route. Open without a key, for reading only and by their exact paths: the page,
+its files, the API description, `/health` (a status word only), and metrics where the settings say
+so. Read next: `keys.py`, `limits.py`.
 """
 
-from ipaddress import ip_address
+import asyncio
+import re
+from ipaddress import IPv6Address, ip_address
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from twinspark.config.server import ServerConfig
 from twinspark.server.errors import ApiError, answer, unavailable
 from twinspark.server.keys import Key, KeyRing
 from twinspark.server.limits import Limits
 from twinspark.server.metrics import Tally
+from twinspark.server.page import FOLDER
 
 KEY_IN_SCOPE = "twinspark.key"
 OPEN_PATHS = frozenset({"/", "/health", "/openapi.json", "/favicon.ico"})
 GENERATING = ("/completions", "/messages", "/responses")
 KEYS_RETRY_S = 5
 CORS_AGE_S = 600
+READING = ("GET", "HEAD")
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([\w.-]*))(?::[0-9]*)?")
 
 
 class Access:
@@ -45,6 +51,9 @@ class Access:
         self._limits = limits
         self._origins = frozenset(config.cors_origins)
         self._metrics_open = config.metrics_open
+        names = [entry.name for entry in FOLDER.iterdir()] if config.page else []
+        self._open_paths = OPEN_PATHS | {f"/static/{name}" for name in names}
+        self._unsent_s = config.unsent_s or None
         self._hosts: frozenset[str] | None = None
         if config.is_loopback:
             self._hosts = frozenset({config.host, *(h.lower() for h in config.allowed_hosts)})
@@ -54,22 +63,21 @@ class Access:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        counted = None
         try:
             key = self._check(scope)
-            if key is not None and _generates(scope):
-                self._limits.enter(key)
-                counted = key
+            counted = key if _generates(scope) else None
+            if counted is not None:
+                self._limits.check(counted)
         except ApiError as error:
             self._tally.refused[error.code or ""] += 1
             await answer(error, scope["path"])(scope, receive, send)
             return
         scope[KEY_IN_SCOPE] = key
+        body = _Body(receive, self._limits, counted, self._tally, unsent_s=self._unsent_s)
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, body.receive, send)
         finally:
-            if counted is not None:
-                self._limits.leave(counted)
+            body.close()
 
     def _check(self, scope: Scope) -> Key | None:
         headers = Headers(scope=scope)
@@ -80,7 +88,7 @@ class Access:
         presented = presented_keys(headers)
         found = [self._keys.find(one) for one in presented]
         key = next((one for one in found if one is not None), None)
-        if key is not None or self._is_open(scope["path"]):
+        if key is not None or self._is_open(scope):
             return key
         if self._keys.problem is not None:
             raise unavailable(
@@ -104,9 +112,10 @@ class Access:
         if self._hosts is None or host is None:
             return
         name = _host_name(host)
-        is_word = not set(".:") & set(name.removesuffix(".localhost"))
-        if is_word or name in self._hosts or _is_loopback(name):
-            return
+        if name is not None:
+            is_word = not set(".:") & set(name.removesuffix(".localhost"))
+            if is_word or name in self._hosts or _is_loopback(name):
+                return
         raise ApiError(
             403,
             "this server listens for its own machine only and does not go by the name in the Host "
@@ -128,10 +137,74 @@ class Access:
             code="origin_not_allowed",
         )
 
-    def _is_open(self, path: str) -> bool:
-        if path in OPEN_PATHS or path.startswith("/static/"):
-            return True
-        return self._metrics_open and (path == "/metrics" or path.endswith("/metrics"))
+    def _is_open(self, scope: Scope) -> bool:
+        """Whether no key is needed. A prefix never is: routes match by the end of a path."""
+        path: str = scope["path"]
+        if scope["method"] not in READING:
+            return False
+        return path in self._open_paths or (self._metrics_open and path.endswith("/metrics"))
+
+
+class _Body:
+    """Receives a request: its body may not pause for too long, and takes a place when complete."""
+
+    def __init__(
+        self,
+        receive: Receive,
+        limits: Limits,
+        key: Key | None,
+        tally: Tally,
+        *,
+        unsent_s: float | None,
+    ) -> None:
+        self._receive = receive
+        self._limits = limits
+        self._key = key
+        self._tally = tally
+        self._unsent_s = unsent_s
+        self._is_complete = False
+        self._has_place = False
+
+    async def receive(self) -> Message:
+        """The next message.
+
+        Raises:
+            ApiError: 408 when the body pauses, 429 when it is complete and its key has no place.
+        """
+        if self._is_complete:
+            return await self._receive()
+        try:
+            async with asyncio.timeout(self._unsent_s):
+                message = await self._receive()
+        except TimeoutError:
+            raise self._refused(_pauses(self._unsent_s)) from None
+        self._is_complete = message["type"] != "http.request" or not message.get("more_body")
+        if self._is_complete and message["type"] == "http.request" and self._key is not None:
+            try:
+                self._limits.enter(self._key)
+            except ApiError as error:
+                raise self._refused(error) from None
+            self._has_place = True
+        return message
+
+    def close(self) -> None:
+        """The request is over."""
+        if self._has_place and self._key is not None:
+            self._has_place = False
+            self._limits.leave(self._key)
+
+    def _refused(self, error: ApiError) -> ApiError:
+        self._tally.refused[error.code or ""] += 1
+        return error
+
+
+def _pauses(unsent_s: float | None) -> ApiError:
+    return ApiError(
+        408,
+        f"nothing of the request body came for {unsent_s:g} s; send it again as a whole",
+        code="body_timeout",
+        headers={"connection": "close"},
+    )
 
 
 def front(config: ServerConfig, *, keys: KeyRing, limits: Limits, tally: Tally) -> list[Middleware]:
@@ -168,18 +241,24 @@ def _generates(scope: Scope) -> bool:
     return scope["method"] == "POST" and path.rstrip("/").endswith(GENERATING)
 
 
-def _host_name(host: str) -> str:
-    if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    return host.rpartition(":")[0].lower() if ":" in host else host.lower()
+def _host_name(host: str) -> str | None:
+    """Name or address of a Host header in small letters; None for what is not written as one."""
+    found = _HOST.fullmatch(host.lower())
+    return None if found is None else found[1] or found[2]
 
 
 def _is_loopback(name: str) -> bool:
     try:
-        return ip_address(name.partition("%")[0]).is_loopback
+        address = ip_address(name)
     except ValueError:
         return False
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return (mapped or address).is_loopback
 
 
 def _same_site(origin: str, host: str) -> bool:
-    return bool(host) and urlsplit(origin).netloc.lower() == host.lower()
+    try:
+        site = urlsplit(origin).netloc
+    except ValueError:  # such as "http://["
+        return False
+    return bool(host) and site.lower() == host.lower()

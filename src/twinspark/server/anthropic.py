@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from twinspark.errors import RequestError
+from twinspark.server.access import key_of
 from twinspark.server.anthropic_fields import translate
 from twinspark.server.anthropic_replies import MessageStream, whole_message
 from twinspark.server.body import read_json_object
@@ -23,6 +24,7 @@ from twinspark.server.chat import prepare_chat
 from twinspark.server.errors import ApiError, to_api_error
 from twinspark.server.generation import Ended, Generation, Started, TextDelta, collected
 from twinspark.server.json_response import JsonResponse
+from twinspark.server.keys import scope_of
 from twinspark.server.prompting import (
     AskedLimit,
     encode_prompt,
@@ -80,7 +82,7 @@ async def count_tokens(request: Request) -> Response:
     """
     state, found = await _read(request)
     try:
-        _, prompt = await rendered(state, found.body, scope=About.of(request).label)
+        _, prompt = await rendered(state, found.body, scope=scope_of(key_of(request.scope)))
         ready = state.require_ready()
         if is_long(prompt):
             least = least_tokens(state.tokenizer, prompt)
@@ -132,9 +134,9 @@ async def _events(
 
 
 def read_arguments(text: str) -> dict[str, Any]:
-    """Arguments of a call as an object; those that a limit cut come under the key `cut`."""
+    """Arguments of a call as an object; none of those that a limit cut, as in a stream."""
     try:
         found = orjson.loads(text)
     except orjson.JSONDecodeError:
-        return {"cut": text}
+        return {}
     return found if isinstance(found, dict) else {"value": found}

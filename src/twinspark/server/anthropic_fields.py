@@ -22,7 +22,8 @@ KNOWN = frozenset(
 CHAT_NAMES = {
     "stop": "stop_sequences", "reasoning_effort": "output_config.effort",
     "thinking_budget": "thinking.budget_tokens", "response_format": "output_config.format",
-    "max_completion_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens", "parameters": "input_schema",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
 }  # fmt: skip
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 _TOOL_FIELDS = frozenset({"cache_control", "description", "input_schema", "name", "strict", "type"})
@@ -34,7 +35,8 @@ def translate(original: Mapping[str, Any]) -> Translated:
     Raises:
         RequestError: a field is wrong or not served; `param` is its path in the original.
     """
-    found = Translated(body={}, names=CHAT_NAMES | {"parameters": "input_schema"})
+    found = Translated(body={}, names=dict(CHAT_NAMES))
+    found.refuse_foreign(original, KNOWN)
     found.take_own(original, *SAME)
     if original.get("stop_sequences") is not None:
         found.body["stop"] = original["stop_sequences"]
@@ -57,7 +59,7 @@ def _read_system(found: Translated, raw: Any) -> None:
         return
     blocks = _blocks(raw, "system")
     parts = [_text_part(block, f"system[{n}]") for n, block in enumerate(blocks)]
-    found.add("system", role="system", content=parts)
+    found.add("system", {"content": "system"}, role="system", content=parts)
 
 
 def _read_messages(found: Translated, raw: Any) -> None:
@@ -82,38 +84,44 @@ def _read_messages(found: Translated, raw: Any) -> None:
 def _read_user(found: Translated, blocks: list[Any], where: str, role: str) -> None:
     """Tool results are messages of their own; what stands between them stays in its order."""
     parts: list[dict[str, Any]] = []
+    places: dict[str, str] = {}
     for n, block in enumerate(blocks):
         at = f"{where}.content[{n}]"
         if read_object(block, at).get("type") != "tool_result":
+            places[f"content[{len(parts)}]"] = at
             parts.append(_user_part(block, at))
             continue
         if parts:
-            found.add(where, role=role, content=parts)
-            parts = []
+            found.add(where, places, role=role, content=parts)
+            parts, places = [], {}
         call_id = read_text(block.get("tool_use_id"), f"{at}.tool_use_id")
         result = block.get("content")
         if isinstance(result, list):
-            places = (f"{at}.content[{m}]" for m in range(len(result)))
-            result = [_user_part(part, place) for part, place in zip(result, places, strict=True)]
-        found.add(at, role="tool", tool_call_id=call_id, content=result or "")
+            result = [_user_part(part, f"{at}.content[{m}]") for m, part in enumerate(result)]
+        inside = {"tool_call_id": f"{at}.tool_use_id"}
+        found.add(at, inside, role="tool", tool_call_id=call_id, content=result or "")
         if read_flag(block, "is_error", f"{at}.is_error"):
             found.ignored.append("messages.content.is_error")
     if parts or not blocks:
-        found.add(where, role=role, content=parts)
+        found.add(where, places, role=role, content=parts)
 
 
 def _read_assistant(found: Translated, content: Any, where: str, *, is_last: bool) -> None:
     message: dict[str, Any] = {"role": "assistant"}
+    places: dict[str, str] = {}
     if isinstance(content, str):
         message["content"] = content
     else:
-        message |= _assistant_blocks(found, _blocks(content, f"{where}.content"), where)
+        message |= _assistant_blocks(found, _blocks(content, f"{where}.content"), where, places)
     if is_last and not message.get("tool_calls"):
         message["prefix"] = True  # the reply goes on from it
-    found.add(where, **message)
+    found.add(where, places, **message)
 
 
-def _assistant_blocks(found: Translated, blocks: list[Any], where: str) -> dict[str, Any]:
+def _assistant_blocks(
+    found: Translated, blocks: list[Any], where: str, places: dict[str, str]
+) -> dict[str, Any]:
+    """The fields of a message; `places` is told where the parts of it come from."""
     parts: list[dict[str, Any]] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
@@ -121,6 +129,7 @@ def _assistant_blocks(found: Translated, blocks: list[Any], where: str) -> dict[
         at = f"{where}.content[{n}]"
         kind = read_object(block, at).get("type")
         if kind == "text":
+            places[f"content[{len(parts)}]"] = at
             parts.append(_text_part(block, at))
         elif kind == "thinking":
             thoughts.append(read_text(block.get("thinking"), f"{at}.thinking"))
@@ -131,6 +140,12 @@ def _assistant_blocks(found: Translated, blocks: list[Any], where: str) -> dict[
             arguments = read_object(block.get("input"), f"{at}.input")
             call_id = read_text(block.get("id"), f"{at}.id")
             function = {"name": name, "arguments": arguments}
+            call = f"tool_calls[{len(calls)}]"
+            places |= {
+                call: at,
+                f"{call}.function": at,
+                f"{call}.function.arguments": f"{at}.input",
+            }
             calls.append({"id": call_id, "type": "function", "function": function})
         else:
             raise _unknown_block(kind, at, "text, thinking and tool_use")
@@ -194,7 +209,10 @@ def _read_tools(found: Translated, original: Mapping[str, Any]) -> None:
     if raw is not None:
         if not isinstance(raw, list):
             raise RequestError("tools must be a list", param="tools")
-        found.body["tools"] = [_tool(found, tool, f"tools[{n}]") for n, tool in enumerate(raw)]
+        found.tool_places = [f"tools[{n}]" for n in range(len(raw))]
+        found.body["tools"] = [
+            _tool(found, tool, at) for tool, at in zip(raw, found.tool_places, strict=True)
+        ]
     raw = original.get("tool_choice")
     if raw is None:
         return
@@ -243,6 +261,8 @@ def _read_thinking(found: Translated, original: Mapping[str, Any]) -> None:
         found.body["thinking_budget"] = switch["budget_tokens"]
     if effort is not None:
         found.body["reasoning_effort"] = effort
+    if "effort" not in config:
+        found.names["reasoning_effort"] = "reasoning_effort"
     if kind == "disabled" or (kind is None and effort is None):
         found.body["thinking"] = {"type": "disabled"}
     elif kind is not None:
@@ -251,10 +271,11 @@ def _read_thinking(found: Translated, original: Mapping[str, Any]) -> None:
 
 def _read_format(found: Translated, original: Mapping[str, Any]) -> None:
     config = original.get("output_config") or {}
+    where = "output_config.format" if "format" in config else "output_format"
     raw = config.get("format", original.get("output_format"))
     if raw is None:
         return
-    where = "output_config.format"
+    found.names["response_format"] = where
     if read_object(raw, where).get("type") != "json_schema":
         raise RequestError(
             f"{where}.type is {shown(raw.get('type'))}, expected json_schema", param=where

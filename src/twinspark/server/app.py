@@ -99,6 +99,7 @@ def build_app(
         metrics=Metrics(model_name, tally, lambda: engine.status, lambda: gauges(state)),
         tokenizer=tokenizer,
         keys=keys,
+        limits=limits,
     )
     return app
 

@@ -6,6 +6,7 @@ parsed tree means that keys collided. Read next: `chat_fields.py` (what the JSON
 """
 
 import json
+import re
 from asyncio import to_thread
 from itertools import accumulate
 from typing import Any
@@ -19,6 +20,7 @@ THREAD_BYTES = 256 * 1024
 DRAIN_BYTES = 64 * 1024 * 1024
 MAX_CONTAINERS = 1_000_000
 MAX_KEY_CHARS = 60  # of a key that an error names
+_LONG_INTEGER = re.compile(rb"[\s:,\[]-?\d{19,}[\s,}\]]")
 _NOT_BRACKET = bytes(sorted(set(range(256)) - set(b"[]{}")))
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
@@ -118,6 +120,8 @@ def _parse_object(data: bytes, members: int) -> dict[str, Any]:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise bad_request(f"the request body is not valid JSON: {error}", param="body") from error
+    if _LONG_INTEGER.search(data):  # orjson makes the nearest float of what 64 bits do not hold
+        value = json.loads(data)
     if not isinstance(value, dict):
         raise bad_request(
             f"the request body is {_json_name(value)}, expected a JSON object", param="body"

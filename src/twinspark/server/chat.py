@@ -41,6 +41,7 @@ from twinspark.server.generation import (
     several,
     usage_of_all,
 )
+from twinspark.server.keys import scope_of
 from twinspark.server.prompting import (
     encode_prompt,
     end_of_head,
@@ -119,7 +120,7 @@ async def prepare_chat(
         RequestError: a 400 as well; `param` names the place.
     """
     fields = parse_chat_fields(body)
-    asked, prompt = await rendered(state, body, scope=about.label)
+    asked, prompt = await rendered(state, body, scope=scope_of(about.key))
     ready = state.require_ready()
     fields.check_ids(ready.vocab_size)
     default_limit = state.config.default_max_tokens

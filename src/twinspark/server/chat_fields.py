@@ -58,6 +58,7 @@ class ChatFields(CommonFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     thinking_budget: Annotated[Integer, Field(ge=0, le=MAX_WHOLE)] | None = None
+    restore_reasoning: bool | None = None
 
     @property
     def reply_limit(self) -> AskedLimit:

@@ -185,6 +185,7 @@ def _block(end: Ended) -> dict[str, Any]:
     block["cause"] = end.cause
     block["stop_string"] = end.stop_string
     block["empty"] = end.is_empty
+    block["restored_reasoning"] = end.restored
     return {name: round(v, 3) if isinstance(v, float) else v for name, v in block.items()}
 
 

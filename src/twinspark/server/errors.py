@@ -23,8 +23,8 @@ ENGINE_ENDED = "engine_ended"  # the engine's own last word on what it leaves op
 
 _ANTHROPIC_KINDS = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
-    404: "not_found_error", 405: "invalid_request_error", 413: "request_too_large",
-    429: "rate_limit_error", 503: "overloaded_error",
+    404: "not_found_error", 405: "invalid_request_error", 408: "timeout_error",
+    413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",
 }  # fmt: skip
 
 
@@ -85,6 +85,8 @@ def anthropic_body(error: ApiError) -> dict[str, Any]:
     kind = _ANTHROPIC_KINDS.get(error.status, "api_error")
     if error.code == RESTARTING:
         kind = "overloaded_error"
+    elif error.code == ENGINE_DEAD:
+        kind = "api_error"  # waiting does not help
     said: dict[str, Any] = {"type": kind, "message": error.message}
     if error.param is not None:
         said["param"] = error.param
@@ -128,9 +130,11 @@ def shown(value: Any) -> str:
 
 def engine_gone(cause: str) -> ApiError:
     """The engine process ended; only a restart of the server brings it back."""
-    return unavailable(
+    error = unavailable(
         f"the engine is gone: {cause}; restart the server", code=ENGINE_DEAD, retry_s=None
     )
+    error.headers["x-should-retry"] = "false"  # the clients of OpenAI and Anthropic heed it
+    return error
 
 
 def draining() -> ApiError:

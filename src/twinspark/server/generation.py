@@ -28,7 +28,9 @@ from twinspark.messages import (
     TokenDelta,
     TokenScore,
 )
-from twinspark.server.errors import engine_gone, to_api_error
+from twinspark.server.errors import ApiError, engine_gone, to_api_error
+from twinspark.server.keys import scope_of
+from twinspark.server.limits import Reservation
 from twinspark.server.request_log import NOTHING_KNOWN, About
 from twinspark.server.state import ServerState
 from twinspark.server.streaming import News
@@ -52,7 +54,7 @@ class Prepared:
         rules: how tool calls are read; None leaves markup in the text.
         includes_stop: the stop string that ended a reply stays at the end of its content.
         asked: the chat request, so that the reasoning of its reply is remembered; None forgets it.
-        about: what the request log says of it; its label is the scope of the reasoning.
+        about: what the request log says of it; its key is the scope of the reasoning.
     """
 
     requests: tuple[GenerateRequest, ...]
@@ -117,6 +119,7 @@ class Ended:
         stats: the engine's figures.
         reasoning_tokens: of `stats.completion_tokens`, those inside the thinking block.
         is_empty: it has neither content nor calls; clients may want to ask again.
+        restored: earlier replies in the request whose reasoning the server put back.
         is_surfaced: it ended inside its thinking block, which was given as its content too.
         first_token_ms: from the whole request's arrival to its first tokens.
     """
@@ -130,6 +133,7 @@ class Ended:
     is_empty: bool
     first_token_ms: float
     is_surfaced: bool = False
+    restored: int = 0
 
 
 Part = Started | PromptScored | TextDelta | Ended
@@ -213,18 +217,46 @@ class Generation:
         self._state = state
         self._replies = [_Reply(state, prepared, n, arrived) for n in range(len(prepared.requests))]
 
-    def run(self) -> AsyncGenerator[Part, None]:
+    async def run(self) -> AsyncGenerator[Part, None]:
         """The parts of all choices as they come; those of one choice are in order.
 
         Closing the generator early cancels the requests.
 
         Raises:
-            ApiError: the engine failed a request; the others are cancelled.
+            ApiError: the key has no room for them, or the engine failed one; the others are
+                cancelled.
         """
-        running = [self._run_one(reply) for reply in self._replies]
-        return running[0] if len(running) == 1 else merged(running)
+        kept = self._reserve()
+        try:
+            running = [self._run_one(n, reply, kept) for n, reply in enumerate(self._replies)]
+            whole = running[0] if len(running) == 1 else merged(running)
+            async with aclosing(whole) as parts:
+                async for part in parts:
+                    yield part
+        finally:
+            if kept is not None:
+                kept.close()
 
-    async def _run_one(self, reply: "_Reply") -> AsyncGenerator[Part, None]:
+    def _reserve(self) -> Reservation | None:
+        """Keep what all choices may take; a prompt that several share counts once."""
+        key = self.prepared.about.key
+        if key is None:
+            return None
+        context = self._state.require_ready().max_context_tokens
+        tokens = [
+            min(context, request.sampling.max_tokens or context)
+            + (0 if n % self.prepared.num_per_prompt else len(request.prompt_ids))
+            for n, request in enumerate(self.prepared.requests)
+        ]
+        try:
+            return self._state.limits.reserve(key, tokens)
+        except ApiError as error:
+            self._state.metrics.tally.refused[error.code or ""] += 1
+            raise
+
+    async def _run_one(
+        self, choice: int, reply: "_Reply", kept: Reservation | None
+    ) -> AsyncGenerator[Part, None]:
         state, request_id = self._state, reply.request.request_id
         state.open_replies.add(request_id)
         state.num_replies += 1
@@ -240,6 +272,8 @@ class Generation:
                 raise engine_gone(state.engine.failure or "it ended the reply early")
         finally:
             state.open_replies.discard(request_id)
+            if kept is not None:
+                kept.end(choice)
 
 
 async def merged(running: Sequence[AsyncGenerator[Part, None]]) -> AsyncGenerator[Part, None]:
@@ -354,6 +388,7 @@ class _Reply:
                 is_empty=is_empty,
                 first_token_ms=self._first_token_ms,
                 is_surfaced=bool(surfaced),
+                restored=self._prepared.asked.restored if self._prepared.asked else 0,
             )
         )
         return parts
@@ -376,7 +411,7 @@ class _Reply:
                 reasoning="".join(self._reasoning),
                 content=content,
                 call_ids=self._call_ids,
-                scope=self._prepared.about.label,
+                scope=scope_of(self._prepared.about.key),
             )
 
     def _elapsed_ms(self) -> float:

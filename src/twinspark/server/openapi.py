@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from twinspark.server import chat_fields, completion_fields, responses_fields
 from twinspark.server.chat_fields import ChatFields
 from twinspark.server.completion_fields import CompletionFields
 from twinspark.server.json_response import JsonResponse
@@ -19,11 +20,14 @@ from twinspark.server.openapi_parts import (
     COMPONENTS,
     FORMS,
     MESSAGES_BODY,
+    PROMPT,
     RESPONSES_BODY,
     TEXT_FIELDS,
+    only,
     reference,
 )
 from twinspark.server.tokenize import DetokenizeFields, TokenizeFields
+from twinspark.server.translation import OWN_FIELDS
 from twinspark.version import VERSION
 
 _RENAMED = {"ge": "minimum", "le": "maximum"}
@@ -33,6 +37,7 @@ _STATUSES = {
     "403": "The host or the origin of the request is not let in.",
     "404": "There is nothing of that name.",
     "405": "The path does not know the method.",
+    "408": "The body paused for too long.",
     "413": "The body is too long.",
     "429": "The queue is full, or the key has used its share.",
     "500": "The server failed.",
@@ -157,20 +162,36 @@ def _text(what: str, media_type: str) -> dict[str, Any]:
 
 
 def _bodies() -> dict[str, Any]:
-    prompt = {
-        "description": "A text, a list of token ids, or several of either.",
-        "anyOf": [{"type": "string"}, {"type": "array"}],
-    }
-    tokenize = _schema(TokenizeFields, {"messages": TEXT_FIELDS["messages"]})
-    tokenize["properties"] |= {"prompt": {"type": "string"}, "model": {"type": "string"}}
+    chat = _schema(
+        ChatFields, _unserved(chat_fields.NEUTRAL_VALUES) | TEXT_FIELDS, required=["messages"]
+    )
+    prompts = _unserved(completion_fields.NEUTRAL_VALUES) | {"prompt": PROMPT}
+    own = {name: chat["properties"][name] for name in OWN_FIELDS}
+    more = {name: chat["properties"][name] for name in responses_fields.FROM_CHAT}
     return {
-        "ChatBody": _schema(ChatFields, TEXT_FIELDS, required=["messages"]),
-        "CompletionBody": _schema(CompletionFields, {"prompt": prompt}, required=["prompt"]),
-        "TokenizeBody": tokenize,
+        "ChatBody": chat,
+        "CompletionBody": _schema(CompletionFields, prompts, required=["prompt"]),
+        "TokenizeBody": _tokenize_body(chat),
         "DetokenizeBody": _schema(DetokenizeFields, {}, required=["tokens"]),
-        "MessagesBody": MESSAGES_BODY,
-        "ResponsesBody": RESPONSES_BODY,
+        "MessagesBody": _with(MESSAGES_BODY, own),
+        "ResponsesBody": _with(RESPONSES_BODY, own | more | _unserved(responses_fields.NEUTRAL)),
     }
+
+
+def _unserved(neutral: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    return {name: only(values) for name, values in neutral.items()}
+
+
+def _with(body: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    return body | {"properties": {**more, **body["properties"]}}
+
+
+def _tokenize_body(chat: dict[str, Any]) -> dict[str, Any]:
+    """Either a prompt or a chat; the other one may be null."""
+    own = _schema(TokenizeFields, {})["properties"]
+    prompt = {"prompt": {"type": "string"}, "messages": {"type": "null"}, **own}
+    of_chat = _with(chat, {"prompt": {"type": "null"}, **own})
+    return {"anyOf": [{"type": "object", "required": ["prompt"], "properties": prompt}, of_chat]}
 
 
 def _schema(

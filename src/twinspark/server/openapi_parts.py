@@ -1,8 +1,15 @@
 """Parts of the API description that no class of the server states. Read next: `openapi.py`."""
 
+from collections.abc import Iterable
 from typing import Any
 
-from twinspark.messages import MAX_LOGIT_BIAS, MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
+from twinspark.messages import (
+    APPROXIMATIONS,
+    MAX_LOGIT_BIAS,
+    MAX_STOP_CHARACTERS,
+    MAX_STOP_STRINGS,
+)
+from twinspark.server.completion_fields import MAX_REPLIES
 
 ANTHROPIC_ERROR = "AnthropicError"
 
@@ -20,6 +27,11 @@ def _or_null(*forms: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [*forms, {"type": "null"}]}
 
 
+def only(values: Iterable[Any]) -> dict[str, Any]:
+    """A field that is not served: what asks for nothing passes."""
+    return {"enum": [*values, None]}
+
+
 _TEXT = {"type": "string"}
 _COUNT = {"type": "integer", "minimum": 0}
 _LIST = {"type": "array"}
@@ -28,6 +40,22 @@ _TEXT_PART = _object(["type", "text"], type={"const": "text"}, text=_TEXT)
 _PARTS = {"type": "array", "items": _TEXT_PART}
 _CONTENT = {"anyOf": [_TEXT, _PARTS]}
 _STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
+
+_IDS = {"type": "array", "items": {**_COUNT, "description": "Below the vocabulary's size."}}
+PROMPT: dict[str, Any] = {
+    "description": f"A text, a list of token ids, or several of either; prompts times n are "
+    f"{MAX_REPLIES} at most.",
+    "anyOf": [
+        _TEXT,
+        {**_IDS, "minItems": 1},
+        {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": MAX_REPLIES,
+            "items": {"anyOf": [_TEXT, {**_IDS, "minItems": 1}]},
+        },
+    ],
+}
 
 # Fields whose class takes more forms than it states.
 FORMS: dict[str, Any] = {
@@ -41,6 +69,10 @@ FORMS: dict[str, Any] = {
             },
         }
     ),
+    "banned_token_ids": _or_null(_IDS),
+    "allowed_token_ids": _or_null({**_IDS, "minItems": 1}),
+    "tokens": _IDS,
+    "approximations": _or_null({"type": "array", "items": {"enum": list(APPROXIMATIONS)}}),
     "loop_guard": _or_null({"enum": ["off", "gentle"]}, {"type": "boolean"}),
     "stream_options": _or_null(
         {"type": "object", "properties": {"include_usage": _or_null({"type": "boolean"})}}
@@ -81,13 +113,15 @@ _MESSAGE = {
         ),
     ]
 }
-_FUNCTION = _object(
-    ["name"],
-    name={"type": "string", "pattern": "^[a-zA-Z0-9_-]+$"},
-    description=_or_null(_TEXT),
-    parameters=_or_null({"type": "object"}),
-    strict=_or_null({"type": "boolean"}),
-)
+_NAME = {"type": "string", "pattern": "^[a-zA-Z0-9_-]+$"}
+_FUNCTION_FIELDS = {
+    "name": _NAME,
+    "description": _or_null(_TEXT),
+    "parameters": _or_null({"type": "object"}),
+    "strict": _or_null({"type": "boolean"}),
+}
+_FUNCTION = _object(["name"], **_FUNCTION_FIELDS)
+_RESPONSES_FUNCTION = _object(["type", "name"], type={"const": "function"}, **_FUNCTION_FIELDS)
 TEXT_FIELDS: dict[str, Any] = {
     "messages": {"type": "array", "minItems": 1, "items": _MESSAGE},
     "tools": _or_null(
@@ -101,6 +135,12 @@ TEXT_FIELDS: dict[str, Any] = {
     "response_format": _or_null({"type": "object"}),
     "reasoning_effort": _EFFORT,
     "chat_template_kwargs": _or_null({"type": "object"}),
+    "thinking": _or_null({"type": "object"}),
+    "guided_json": _or_null({"type": ["object", "boolean", "string"]}),
+    "guided_regex": _or_null(_TEXT),
+    "guided_choice": _or_null({"type": "array", "minItems": 1, "items": _TEXT}),
+    "guided_grammar": _or_null(_TEXT),
+    "structured_outputs": _or_null({"type": "object"}),
 }
 
 _BLOCK = {
@@ -114,7 +154,7 @@ _BLOCK = {
 _BLOCKS = {"anyOf": [_TEXT, {"type": "array", "items": _BLOCK}]}
 _ANTHROPIC_TOOL = _object(
     ["name", "input_schema"],
-    name={"type": "string", "pattern": "^[a-zA-Z0-9_-]+$"},
+    name=_NAME,
     description=_TEXT,
     input_schema={"type": "object"},
 )
@@ -146,6 +186,25 @@ MESSAGES_BODY = _object(
     ),
     output_config=_or_null({"type": "object"}),
 )  # fmt: skip
+_RESPONSES_TOOLS = {
+    "anyOf": [
+        _RESPONSES_FUNCTION,
+        _object(
+            ["type", "name", "tools"],
+            type={"const": "namespace"},
+            name=_NAME,
+            tools={"type": "array", "items": _RESPONSES_FUNCTION},
+        ),
+        _object(
+            ["type"],
+            type={
+                "description": "Left out, and listed in x-twinspark-ignored-fields.",
+                "type": "string",
+                "pattern": "^(web_search|file_search|image_generation|code_interpreter)",
+            },
+        ),
+    ]
+}
 RESPONSES_BODY = _object(
     ["input"],
     model=_or_null(_TEXT),
@@ -157,17 +216,14 @@ RESPONSES_BODY = _object(
     store=_or_null({"type": "boolean"}),
     temperature=_or_null({"type": "number", "minimum": 0}),
     top_p=_or_null({"type": "number", "minimum": 0, "maximum": 1}),
-    tools=_or_null(
-        {
-            "type": "array",
-            "items": _object(["type", "name"], type={"const": "function"}, name=_TEXT),
-        }
-    ),
+    tools=_or_null({"type": "array", "items": _RESPONSES_TOOLS}),
     tool_choice=_or_null({"enum": ["auto", "none", "required"]}, {"type": "object"}),
     parallel_tool_calls=_or_null({"type": "boolean"}),
     reasoning=_or_null({"type": "object", "properties": {"effort": _EFFORT}}),
-    text=_or_null({"type": "object"}),
-    include=_or_null({"type": "array", "items": _TEXT}),
+    text=_or_null({"type": "object", "properties": {"verbosity": only(["medium"])}}),
+    include=_or_null(
+        {"type": "array", "items": {**_TEXT, "not": {"const": "message.output_text.logprobs"}}}
+    ),
     metadata=_or_null({"type": "object"}),
 )
 

@@ -39,6 +39,9 @@ async def rendered(
 ) -> tuple[ChatRequest, ChatPrompt]:
     """The checked messages and their prompt; reasoning that the client left out is put back.
 
+    What is put back is part of the request from here on: the reply's statistics count it, and
+    `restore_reasoning: false` leaves it out.
+
     Args:
         state: of the server.
         body: of a chat completion.
@@ -49,9 +52,11 @@ async def rendered(
     """
     heavy = is_heavy(body)
     asked = await in_thread_if(heavy, state, lambda: read_request(body, serves=SERVES))
-    newest = replace(asked, messages=asked.messages[-MAX_RESTORED:])
-    newest = state.reasoning.restore(newest, scope=scope)
-    asked = replace(asked, messages=(*asked.messages[:-MAX_RESTORED], *newest.messages))
+    if body.get("restore_reasoning") is not False:
+        newest = replace(asked, messages=asked.messages[-MAX_RESTORED:])
+        newest = state.reasoning.restore(newest, scope=scope)
+        messages = (*asked.messages[:-MAX_RESTORED], *newest.messages)
+        asked = replace(asked, messages=messages, restored=newest.restored)
     return asked, await in_thread_if(heavy, state, lambda: render_chat(asked))
 
 

@@ -237,7 +237,7 @@ def refuse_unserved(body: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ..
     """
     for name, values in neutral.items():
         value = body.get(name)
-        if value is not None and not any(_same(value, allowed) for allowed in values):
+        if value is not None and not any(is_same(value, allowed) for allowed in values):
             allowed = " or ".join(["left out", *(f"{v!r}" for v in values)])
             raise bad_request(
                 f"{name} is not supported here yet; it must be {allowed}",
@@ -259,7 +259,8 @@ def ignored_header(paths: list[str]) -> dict[str, str]:
     return {IGNORED_HEADER: names[:MAX_HEADER_CHARS]} if names else {}
 
 
-def _same(value: Any, neutral: Any) -> bool:
+def is_same(value: Any, neutral: Any) -> bool:
+    """Whether a field's value asks for what a neutral value does."""
     if isinstance(neutral, bool) or isinstance(value, bool):
         return value is neutral
     if isinstance(neutral, int) and isinstance(value, str):

@@ -5,6 +5,7 @@ request is not. Read next: `watch.py` (who fills it).
 """
 
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from logging.handlers import RotatingFileHandler
@@ -91,9 +92,26 @@ class RequestLog:
 
 
 class _LinesFile(RotatingFileHandler):
-    """Rotated lines; the first failure of a row is a warning."""
+    """Rotated lines; the first failure of a row is a warning.
+
+    A file that another program moved away or removed is begun anew under its name.
+    """
 
     _is_failing = False
+
+    def shouldRollover(self, record: logging.LogRecord) -> bool:  # the name is logging's
+        stream = self.stream
+        if stream is not None and not self._is_in_place(stream.fileno()):
+            self.stream = self._open()
+            stream.close()
+        return bool(super().shouldRollover(record))
+
+    def _is_in_place(self, descriptor: int) -> bool:
+        try:
+            found = os.stat(self.baseFilename)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(found, os.fstat(descriptor))
 
     def emit(self, record: logging.LogRecord) -> None:
         self._has_failed = False

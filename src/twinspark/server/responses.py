@@ -22,6 +22,7 @@ from twinspark.server.chat import prepare_chat
 from twinspark.server.errors import ApiError, bad_request
 from twinspark.server.generation import Ended, Generation, TextDelta
 from twinspark.server.json_response import JsonResponse
+from twinspark.server.keys import scope_of
 from twinspark.server.prompting import in_thread_if, is_heavy
 from twinspark.server.request_fields import ignored_header
 from twinspark.server.request_log import About
@@ -33,7 +34,7 @@ from twinspark.server.responses_fields import (
     translate,
     wants_sealed,
 )
-from twinspark.server.responses_replies import ResponseStream, response_head
+from twinspark.server.responses_replies import ResponseStream, input_list, response_head
 from twinspark.server.responses_store import ResponseStore
 from twinspark.server.state import ServerState
 from twinspark.server.streaming import EventStream, WholeReply
@@ -50,7 +51,7 @@ class _Run:
         found: the translated body, for errors in the client's words.
         stream: collects the response.
         items: the body's own input.
-        label: whose it is.
+        owner: scope of the key whose it is.
         store: where it goes; None keeps nothing.
     """
 
@@ -58,7 +59,7 @@ class _Run:
     found: Translated
     stream: ResponseStream
     items: list[Any]
-    label: str
+    owner: str
     store: ResponseStore | None
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -92,7 +93,7 @@ class _Run:
 
     def _keep(self) -> None:
         if self.store is not None:
-            self.store.put(self.stream.response, self.items, label=self.label)
+            self.store.put(self.stream.response, self.items, owner=self.owner)
 
 
 async def create_response(request: Request) -> ASGIApp:
@@ -110,7 +111,8 @@ async def create_response(request: Request) -> ASGIApp:
     )
     store: ResponseStore = request.app.state.responses
     about = About.of(request, route="responses")
-    earlier = _earlier(body, store, about.label)
+    owner = scope_of(about.key)
+    earlier = _earlier(body, store, owner)
     heavy = is_heavy(body) or is_heavy({"items": earlier.items})
     found = await in_thread_if(heavy, state, lambda: translate(body, earlier))
     seals, keeps = wants_sealed(body), is_stored(body)
@@ -130,7 +132,7 @@ async def create_response(request: Request) -> ASGIApp:
         found=found,
         stream=ResponseStream(head, seals=seals, namespaces=namespaces_of(body)),
         items=input_items(body),
-        label=about.label,
+        owner=owner,
         store=store if keeps else None,
     )
     headers = ignored_header(found.ignored)
@@ -154,28 +156,20 @@ async def get_response(request: Request) -> Response:
     if request.query_params.get("stream") == "true":
         raise bad_request("stream: a stored response is given as a whole", param="stream")
     store: ResponseStore = request.app.state.responses
-    stored = store.get(request.path_params["response_id"], label=_label(request))
+    stored = store.get(request.path_params["response_id"], owner=_owner(request))
     return JsonResponse(stored.response)
 
 
 async def list_input_items(request: Request) -> Response:
-    """Answer `GET .../responses/{id}/input_items`: what it was asked, newest first.
+    """Answer `GET .../responses/{id}/input_items`: what it was asked, page by page.
 
     Raises:
-        ApiError: it is not stored.
+        ApiError: it is not stored, or the query is wrong.
     """
     store: ResponseStore = request.app.state.responses
     response_id = request.path_params["response_id"]
-    stored = store.get(response_id, label=_label(request))
-    items = [{"id": f"item_{n}_{response_id}", **item} for n, item in enumerate(stored.items)][::-1]
-    content = {
-        "object": "list",
-        "data": items,
-        "first_id": items[0]["id"],
-        "last_id": items[-1]["id"],
-        "has_more": False,
-    }
-    return JsonResponse(content)
+    stored = store.get(response_id, owner=_owner(request))
+    return JsonResponse(input_list(stored.items, response_id, request.query_params))
 
 
 async def delete_response(request: Request) -> Response:
@@ -186,18 +180,17 @@ async def delete_response(request: Request) -> Response:
     """
     store: ResponseStore = request.app.state.responses
     response_id = request.path_params["response_id"]
-    store.remove(response_id, label=_label(request))
+    store.remove(response_id, owner=_owner(request))
     return JsonResponse({"id": response_id, "object": "response", "deleted": True})
 
 
-def _earlier(body: dict[str, Any], store: ResponseStore, label: str) -> Earlier:
+def _earlier(body: dict[str, Any], store: ResponseStore, owner: str) -> Earlier:
     items = []
     if body.get("previous_response_id") is not None:
         name = "previous_response_id"
-        items = store.history(read_text(body[name], name), label=label)
-    return Earlier(items=items, find=lambda item_id: store.item(item_id, label=label))
+        items = store.history(read_text(body[name], name), owner=owner)
+    return Earlier(items=items, find=lambda item_id: store.item(item_id, owner=owner))
 
 
-def _label(request: Request) -> str:
-    key = key_of(request.scope)
-    return "" if key is None else key.label
+def _owner(request: Request) -> str:
+    return scope_of(key_of(request.scope))

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from twinspark.errors import RequestError
-from twinspark.server.translation import OWN_FIELDS, Translated, refuse
+from twinspark.server.translation import OWN_FIELDS, Translated, refuse, refuse_fields
 from twinspark.text.fields import read_flag, read_object, read_text, shown
 
 SAME = ("model", "parallel_tool_calls", "stream", "temperature", "top_k", "top_p")
+# Fields of chat that Responses has no words for.
+FROM_CHAT = ("chat_template_kwargs", "stop", "thinking", "thinking_budget")
 # Fields that say nothing about the text of a reply.
 HARMLESS = frozenset(
     {
@@ -30,15 +32,21 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 KNOWN = frozenset(
     {
         "include", "input", "instructions", "max_output_tokens", "previous_response_id",
-        "reasoning", "text", "tool_choice", "tools", *SAME, *OWN_FIELDS, *HARMLESS, *NEUTRAL,
+        "reasoning", "text", "tool_choice", "tools", *SAME, *FROM_CHAT, *OWN_FIELDS, *HARMLESS,
+        *NEUTRAL,
     }
 )  # fmt: skip
 CHAT_NAMES = {
     "max_completion_tokens": "max_output_tokens", "max_tokens": "max_output_tokens",
-    "reasoning_effort": "reasoning.effort", "response_format": "text.format",
+    "messages": "input", "reasoning_effort": "reasoning.effort", "response_format": "text.format",
     "verbosity": "text.verbosity",
 }  # fmt: skip
 REASONING_CONTENT = "reasoning.encrypted_content"
+INCLUDABLE = (
+    "code_interpreter_call.outputs", "computer_call_output.output.image_url",
+    "file_search_call.results", "message.input_image.image_url", REASONING_CONTENT,
+    "web_search_call.action.sources", "web_search_call.results",
+)  # fmt: skip
 _JOINT = "__"
 _SERVER_TOOLS = ("web_search", "file_search", "image_generation", "code_interpreter")
 _SEALED = "twinspark-plain:"
@@ -77,12 +85,11 @@ def translate(original: Mapping[str, Any], earlier: Earlier) -> Translated:
     Raises:
         RequestError: a field is wrong or not served; `param` is its path in the original.
     """
-    for name, neutral in NEUTRAL.items():
-        value = original.get(name)
-        if value is not None and value not in neutral:
-            raise refuse(f"{name} is {shown(value)}, which is not served here", name)
-    found = Translated(body={}, names=CHAT_NAMES)
-    found.take_own(original, *SAME)
+    refuse_fields(original, NEUTRAL)
+    found = Translated(body={}, names=dict(CHAT_NAMES))
+    found.refuse_foreign(original, KNOWN)
+    _check_metadata(original.get("metadata"))
+    found.take_own(original, *SAME, *FROM_CHAT)
     if original.get("max_output_tokens") is not None:
         found.body["max_completion_tokens"] = original["max_output_tokens"]
     if original.get("instructions") is not None:
@@ -122,6 +129,7 @@ class _Items:
         self._find = earlier.find
         self._turn: dict[str, Any] = {}
         self._place = ""
+        self._inside: dict[str, str] = {}
 
     def take(self, item: Any, at: str) -> None:
         kind = read_object(item, at).get("type") or ("message" if "role" in item else None)
@@ -145,8 +153,9 @@ class _Items:
 
     def end_turn(self) -> None:
         if self._turn:
-            self._found.add(self._place, **{"role": "assistant", "content": "", **self._turn})
-            self._turn = {}
+            turn = {"role": "assistant", "content": "", **self._turn}
+            self._found.add(self._place, self._inside, **turn)
+            self._turn, self._inside = {}, {}
 
     def message(self, item: Mapping[str, Any], at: str) -> None:
         role = item.get("role")
@@ -160,10 +169,12 @@ class _Items:
             return
         self._begin(at, unless={"content", "tool_calls"})
         self._turn["content"] = content
+        self._inside["content"] = _at(at, "content")
 
     def reasoning(self, item: Mapping[str, Any], at: str) -> None:
         self._begin(at, unless={"content", "tool_calls", "reasoning_content"})
         self._turn["reasoning_content"] = _thought(item, at)
+        self._inside["reasoning_content"] = at
 
     def call(self, item: Mapping[str, Any], at: str) -> None:
         self._begin(at, unless=set())
@@ -172,9 +183,12 @@ class _Items:
             name = joined_name(read_text(item["namespace"], f"{at}.namespace"), name)
         function = {"name": name, "arguments": item.get("arguments")}
         call_id = read_text(item.get("call_id"), f"{at}.call_id")
-        self._turn.setdefault("tool_calls", []).append(
-            {"id": call_id, "type": "function", "function": function}
-        )
+        calls = self._turn.setdefault("tool_calls", [])
+        place = f"tool_calls[{len(calls)}]"
+        self._inside |= {place: at, f"{place}.function": at, f"{place}.id": _at(at, "call_id")}
+        for name in ("name", "arguments"):
+            self._inside[f"{place}.function.{name}"] = _at(at, name)
+        calls.append({"id": call_id, "type": "function", "function": function})
 
     def output(self, item: Mapping[str, Any], at: str) -> None:
         self.end_turn()
@@ -183,7 +197,8 @@ class _Items:
             places = (f"{at}.output[{n}]" for n in range(len(content)))
             content = [_part(p, place) for p, place in zip(content, places, strict=True)]
         call_id = read_text(item.get("call_id"), f"{at}.call_id")
-        self._found.add(at, role="tool", tool_call_id=call_id, content=content or "")
+        inside = {"content": _at(at, "output"), "tool_call_id": _at(at, "call_id")}
+        self._found.add(at, inside, role="tool", tool_call_id=call_id, content=content or "")
 
     def _begin(self, at: str, *, unless: set[str]) -> None:
         if unless & set(self._turn):
@@ -196,6 +211,11 @@ _READERS: dict[str, Callable[[_Items, Mapping[str, Any], str], None]] = {
     "message": _Items.message, "reasoning": _Items.reasoning, "function_call": _Items.call,
     "function_call_output": _Items.output,
 }  # fmt: skip
+
+
+def _at(place: str, name: str) -> str:
+    """A field of an item; what stands in no list of the body has no fields there."""
+    return f"{place}.{name}" if "[" in place else place
 
 
 def _thought(item: Mapping[str, Any], at: str) -> str:
@@ -238,7 +258,13 @@ def _read_tools(found: Translated, original: Mapping[str, Any]) -> None:
     choice = original.get("tool_choice")
     if choice is None:
         return
-    if isinstance(choice, Mapping) and choice.get("type") == "function":
+    if isinstance(choice, Mapping) and choice.get("type") != "function":
+        raise refuse(
+            f"tool_choice.type is {shown(choice.get('type'))}, which is not served here; expected "
+            "'auto', 'none', 'required' or a function",
+            "tool_choice.type",
+        )
+    if isinstance(choice, Mapping):
         name = read_text(choice.get("name"), "tool_choice.name")
         choice = {"type": "function", "function": {"name": name}}
     found.body["tool_choice"] = choice
@@ -266,9 +292,9 @@ def _tools(found: Translated, raw: list[Any]) -> list[dict[str, Any]]:
         at = f"tools[{n}]"
         kind = read_object(tool, at).get("type")
         if kind == "function":
-            tools.append(_function(tool, at))
+            tools.append(_function(found, tool, at))
         elif kind == "namespace":
-            tools += _namespace(tool, at)
+            tools += _namespace(found, tool, at)
         elif isinstance(kind, str) and kind.startswith(_SERVER_TOOLS):
             found.ignored.append(f"tools.{kind}")
         else:
@@ -278,7 +304,7 @@ def _tools(found: Translated, raw: list[Any]) -> list[dict[str, Any]]:
     return tools
 
 
-def _namespace(raw: Mapping[str, Any], at: str) -> list[dict[str, Any]]:
+def _namespace(found: Translated, raw: Mapping[str, Any], at: str) -> list[dict[str, Any]]:
     space = read_text(raw.get("name"), f"{at}.name")
     inner = raw.get("tools")
     if not isinstance(inner, list):
@@ -289,12 +315,13 @@ def _namespace(raw: Mapping[str, Any], at: str) -> list[dict[str, Any]]:
         if read_object(tool, place).get("type") != "function":
             raise refuse(f"{place}.type: only function tools are served here", f"{place}.type")
         name = read_text(tool.get("name"), f"{place}.name")
-        tools.append(_function({**tool, "name": joined_name(space, name)}, place))
+        tools.append(_function(found, {**tool, "name": joined_name(space, name)}, place))
     return tools
 
 
-def _function(raw: Mapping[str, Any], at: str) -> dict[str, Any]:
+def _function(found: Translated, raw: Mapping[str, Any], at: str) -> dict[str, Any]:
     read_text(raw.get("name"), f"{at}.name")
+    found.tool_places.append(at)
     names = ("name", "description", "parameters", "strict")
     return {"type": "function", "function": {n: raw[n] for n in names if raw.get(n) is not None}}
 
@@ -326,17 +353,30 @@ def wants_sealed(original: Mapping[str, Any]) -> bool:
     """Whether reasoning is asked for in its opaque form.
 
     Raises:
-        RequestError: `include` is no list, or asks for something that is not served.
+        RequestError: `include` is no list of known words, or asks for what is not served.
     """
     raw = original.get("include")
     if raw is None:
         return False
     if not isinstance(raw, list):
         raise RequestError("include must be a list", param="include")
-    for name in raw:
+    for n, name in enumerate(raw):
         if name == "message.output_text.logprobs":
             raise refuse("include: log-probabilities are not served on this route", "include")
+        if name not in INCLUDABLE:
+            raise RequestError(
+                f"include[{n}] is {shown(name)}, expected one of {', '.join(INCLUDABLE)}",
+                param=f"include[{n}]",
+            )
     return REASONING_CONTENT in raw
+
+
+def _check_metadata(raw: Any) -> None:
+    for name, value in read_object(raw or {}, "metadata").items():
+        if not isinstance(value, str):
+            raise RequestError(
+                f"metadata: the value of {shown(name)} must be a string", param="metadata"
+            )
 
 
 def is_stored(original: Mapping[str, Any]) -> bool:

@@ -6,18 +6,19 @@ orjson; tests hold them to the openai package's models.
 
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from twinspark.messages import Sampling
 from twinspark.server.chat_replies import stats_of
-from twinspark.server.errors import ApiError
+from twinspark.server.errors import ApiError, bad_request, shown
 from twinspark.server.generation import CallPart, Ended, TextDelta
 from twinspark.server.responses_fields import seal
 from twinspark.server.streaming import Frames, News
 
+MAX_PAGE = 100
 PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
 
 
@@ -95,8 +96,9 @@ class ResponseStream:
     def failure(self, error: ApiError) -> bytes:
         """The last event of a reply that failed."""
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+        pieces = [self._begin(), *self._close("incomplete")]
         self.response |= {"status": "failed", "error": {"code": code, "message": error.message}}
-        return self._begin() + self._event("response.failed", response=self.response)
+        return b"".join([*pieces, self._event("response.failed", response=self.response)])
 
     def delta(self, part: TextDelta) -> bytes:
         """The events of what a round added."""
@@ -114,10 +116,12 @@ class ResponseStream:
         is_cut = ended.finish == "length"
         pieces = [self._begin(), *self._close("incomplete" if is_cut else "completed")]
         stats = ended.stats
+        # The dialect has no word for a deadline or a loop: it then names no reason.
+        reason = {"reason": "max_output_tokens"} if ended.cause == "max_tokens" else {}
         self.response |= {
             "status": "incomplete" if is_cut else "completed",
             "completed_at": None if is_cut else int(time.time()),
-            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "incomplete_details": reason if is_cut else None,
             "usage": {
                 "input_tokens": stats.prompt_tokens,
                 "input_tokens_details": {
@@ -223,3 +227,63 @@ def _part(kind: str, text: str) -> dict[str, Any]:
     if kind == "reasoning":
         return {"type": "reasoning_text", "text": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def input_list(
+    items: Sequence[Mapping[str, Any]], response_id: str, query: Mapping[str, str]
+) -> dict[str, Any]:
+    """A page of what a response was asked.
+
+    Args:
+        items: all of its input, oldest first.
+        response_id: whose they are.
+        query: `order`, `limit` and `after` as they came.
+
+    Raises:
+        ApiError: 400 that names the one at fault.
+    """
+    order, limit = query.get("order", "desc"), query.get("limit", "20")
+    if order not in ("asc", "desc"):
+        raise bad_request(f"order is {shown(order)}, expected asc or desc", param="order")
+    is_number = limit.isascii() and limit.isdecimal() and len(limit) <= 3
+    if not is_number or not 1 <= int(limit) <= MAX_PAGE:
+        raise bad_request(f"limit is {shown(limit)}, expected 1 to {MAX_PAGE}", param="limit")
+    listed = [_input_item(item, f"item_{n}_{response_id}") for n, item in enumerate(items)]
+    if order == "desc":
+        listed.reverse()
+    after = query.get("after")
+    if after is not None:
+        ids = [item["id"] for item in listed]
+        if after not in ids:
+            raise bad_request(f"after is {shown(after)}, which is no item here", param="after")
+        listed = listed[ids.index(after) + 1 :]
+    page = listed[: int(limit)]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": len(page) < len(listed),
+    }
+
+
+def _input_item(item: Mapping[str, Any], item_id: str) -> dict[str, Any]:
+    """An item as clients have types for it: messages with their type and a list of parts."""
+    kind = item.get("type") or "message"
+    shaped = {**item, "id": item.get("id") or item_id, "type": kind}
+    if kind in ("message", "function_call", "function_call_output"):
+        shaped["status"] = item.get("status") or "completed"
+    if kind == "message":
+        parts = item["content"]
+        plain = "output_text" if item["role"] == "assistant" else "input_text"
+        if isinstance(parts, str):
+            parts = [{"type": "text", "text": parts}]
+        shaped["content"] = [_typed_part(part, plain) for part in parts]
+    return shaped
+
+
+def _typed_part(part: Mapping[str, Any], plain: str) -> Mapping[str, Any]:
+    if part["type"] not in ("text", "output_text"):
+        return part
+    is_output = "output_text" in (plain, part["type"])
+    return _part("message", part["text"]) if is_output else {"type": plain, "text": part["text"]}

@@ -23,13 +23,13 @@ class Stored:
     Attributes:
         response: the object as it was sent.
         items: its own input, without that of the responses before it.
-        label: whose it is.
+        owner: scope of the key whose it is.
         num_bytes: what it takes.
     """
 
     response: Mapping[str, Any]
     items: tuple[Mapping[str, Any], ...]
-    label: str
+    owner: str
     num_bytes: int
 
 
@@ -46,25 +46,25 @@ class ResponseStore:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def put(self, response: Mapping[str, Any], items: list[Any], *, label: str) -> None:
+    def put(self, response: Mapping[str, Any], items: list[Any], *, owner: str) -> None:
         """Keep a response; the oldest make room."""
         size = len(orjson.dumps(response)) + len(orjson.dumps(items))
-        stored = Stored(response=response, items=tuple(items), label=label, num_bytes=size)
+        stored = Stored(response=response, items=tuple(items), owner=owner, num_bytes=size)
         self._entries[response["id"]] = stored
         self._num_bytes += size
         for item in response["output"]:
-            self._items[item["id"]] = (label, item)
+            self._items[item["id"]] = (owner, item)
         while len(self._entries) > self._max_entries or self._num_bytes > self._max_bytes:
             self._drop(next(iter(self._entries)))
 
-    def get(self, response_id: str, *, label: str, param: str = "response_id") -> Stored:
+    def get(self, response_id: str, *, owner: str, param: str = "response_id") -> Stored:
         """A response by its id.
 
         Raises:
             ApiError: 404, there is none, or it is another key's.
         """
         stored = self._entries.get(response_id)
-        if stored is None or stored.label != label:
+        if stored is None or stored.owner != owner:
             raise ApiError(
                 404,
                 f"the response {response_id[:80]!r} is not stored here; it was never kept, has "
@@ -74,16 +74,16 @@ class ResponseStore:
             )
         return stored
 
-    def remove(self, response_id: str, *, label: str) -> None:
+    def remove(self, response_id: str, *, owner: str) -> None:
         """Forget a response.
 
         Raises:
             ApiError: 404, there is none, or it is another key's.
         """
-        self.get(response_id, label=label)
+        self.get(response_id, owner=owner)
         self._drop(response_id)
 
-    def history(self, response_id: str, *, label: str) -> list[Mapping[str, Any]]:
+    def history(self, response_id: str, *, owner: str) -> list[Mapping[str, Any]]:
         """Items of a response and of all before it, oldest first.
 
         Raises:
@@ -92,15 +92,15 @@ class ResponseStore:
         turns = []
         next_id: str | None = response_id
         while next_id is not None:
-            stored = self.get(next_id, label=label, param="previous_response_id")
+            stored = self.get(next_id, owner=owner, param="previous_response_id")
             turns.append([*stored.items, *stored.response["output"]])
             next_id = stored.response["previous_response_id"]
         return [item for turn in reversed(turns) for item in turn]
 
-    def item(self, item_id: str, *, label: str) -> Mapping[str, Any] | None:
+    def item(self, item_id: str, *, owner: str) -> Mapping[str, Any] | None:
         """An output item by its id."""
-        owner, item = self._items.get(item_id, (None, None))
-        return item if owner == label else None
+        found, item = self._items.get(item_id, (None, None))
+        return item if found == owner else None
 
     def _drop(self, response_id: str) -> None:
         stored = self._entries.pop(response_id)

@@ -8,6 +8,7 @@ from twinspark.messages import Ready, Sampling
 from twinspark.server.errors import LOADING_RETRY_S, draining, engine_gone, unavailable
 from twinspark.server.grammar_check import GrammarChecker
 from twinspark.server.keys import KeyRing
+from twinspark.server.limits import Limits
 from twinspark.server.metrics import Metrics
 from twinspark.server.request_log import RequestLog
 from twinspark.server.watch import WatchedEngine
@@ -34,6 +35,7 @@ class ServerState:
         is_draining: no new work; only `cli/serve.py` sets it.
         workers: where long prompts are encoded.
         keys: who may come in.
+        limits: what each of them has open and left.
         grammar_checker: None before the first grammar; ask for it with `grammars`.
         reasoning: of recent replies, for clients that do not send it back.
     """
@@ -51,6 +53,7 @@ class ServerState:
     is_draining: bool = False
     workers: Workers = field(default_factory=Workers)
     keys: KeyRing = field(default_factory=KeyRing)
+    limits: Limits = field(default_factory=Limits)
     grammar_checker: GrammarChecker | None = None
     reasoning: ReasoningMemory = field(default_factory=ReasoningMemory)
 

@@ -11,12 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from twinspark.messages import Ready
+from twinspark.server.access import key_of
 from twinspark.server.body import read_json_object
 from twinspark.server.chat_fields import KNOWN_FIELDS, parse_chat_fields
 from twinspark.server.chat_fields import ignored_fields as ignored_in_chat
 from twinspark.server.errors import bad_request
 from twinspark.server.field_types import TokenIds
 from twinspark.server.json_response import JsonResponse
+from twinspark.server.keys import scope_of
 from twinspark.server.prompting import (
     THREAD_CHARS,
     THREAD_IDS,
@@ -30,7 +32,6 @@ from twinspark.server.prompting import (
     reply_limit,
 )
 from twinspark.server.request_fields import Strict, checked, ignored_header, unknown_fields
-from twinspark.server.request_log import About
 from twinspark.server.state import ServerState
 from twinspark.text.completion import encode_completion
 from twinspark.text.fields import read_text
@@ -63,7 +64,7 @@ async def tokenize(request: Request) -> Response:
     if (body.get("messages") is None) == (body.get("prompt") is None):
         raise bad_request("expected one of prompt and messages", param="prompt")
     if body.get("messages") is not None:
-        scope = About.of(request).label
+        scope = scope_of(key_of(request.scope))
         ids = await _chat_ids(state, body, ready, scope)
         found = await in_thread_if(is_heavy(body), state, lambda: ignored_in_chat(body))
         ignored = [name for name in found if name not in _OWN]

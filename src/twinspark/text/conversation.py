@@ -6,7 +6,7 @@ ignored. Read next: `content.py`, `history.py`, `template.py`.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from twinspark.errors import RequestError
@@ -24,6 +24,7 @@ _ROLES: dict[str, Role] = {
     "tool": "tool",
 }
 TASKS = ("action", "query", "authority", "domain", "title", "read_url")
+_REASONING_FIELDS = ("reasoning_content", "reasoning")
 _UNSUPPORTED_FIELDS = ("function_call", "tools", "response_format")
 
 
@@ -35,6 +36,7 @@ class ChatMessage:
         role: developer has become system.
         content: its text and images; null became empty.
         reasoning: of an assistant message, else empty.
+        has_reasoning: the message says what its reasoning was, be it nothing.
         prefix: the reply continues this message.
         calls: of an assistant message, in order.
         call_id: of a tool message: the call that it answers.
@@ -44,6 +46,7 @@ class ChatMessage:
     role: Role
     content: Content = Content()
     reasoning: str = ""
+    has_reasoning: bool = field(default=False, compare=False)
     prefix: bool = False
     calls: tuple[PastCall, ...] = ()
     call_id: str = ""
@@ -159,6 +162,7 @@ def _read_message(message: Any, where: str, serves: Collection[Feature]) -> Chat
         role=role,
         content=read_content(message.get("content"), f"{where}.content", role=role, serves=serves),
         reasoning=_read_reasoning(message, where) if role == "assistant" else "",
+        has_reasoning=any(message.get(name) is not None for name in _REASONING_FIELDS),
         prefix=read_flag(message, "prefix", f"{where}.prefix"),
         calls=_read_calls(message, where, role, serves),
         call_id=_read_call_id(message, where) if role == "tool" else "",
@@ -185,7 +189,7 @@ def _read_role(message: Mapping[str, Any], where: str) -> Role:
 def _read_reasoning(message: Mapping[str, Any], where: str) -> str:
     """Two names for one field; clients give back whichever they know."""
     texts = []
-    for name in ("reasoning_content", "reasoning"):
+    for name in _REASONING_FIELDS:
         value = message.get(name)
         if value is not None:
             texts.append(read_text(value, f"{where}.{name}"))

@@ -26,6 +26,9 @@ MAX_GBNF_CHARACTERS = 32 << 10
 GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 _OUTPUT_FIELDS = ("json", "json_object", "regex", "choice", "grammar")
 _COMPLETE = "ensure_complete"  # the reply's last tokens are spent on completing the form
+# strings, patterns and comments of Lark, in which nothing names a token
+_LARK_TEXT = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*')
+_TOKEN_NAME = re.compile(r"<[\[|][^>]*>?|<[A-Za-z_][\w-]*>")
 _GBNF_RULE = re.compile(r"^\s*([A-Za-z][\w-]*)\s*::=", re.MULTILINE)
 
 
@@ -109,7 +112,7 @@ def chat_form(
     if wanted is None and offer.choice == "auto" and not is_strict:
         return ReplyForm(calls=calls)
     mark = _mark_id(tokenizer)
-    param = "tools" if wanted is None else wanted.param
+    param = _place_of(offer) if wanted is None else wanted.param
     form = _with_calls(offer, wanted, mark, loose=wanted is not None and not is_strict)
     fallback = None
     if wanted is None and not any(tool.strict for tool in offer.tools):
@@ -241,6 +244,13 @@ def _slashed(pattern: str, where: str) -> str:
 def _lark(text: str, where: str) -> str:
     """A client's grammar: Lark as it is, GBNF (`::=`) translated."""
     if "::=" not in text:
+        named = _TOKEN_NAME.search(_LARK_TEXT.sub(" ", text))
+        if named is not None:
+            raise RequestError(
+                f"{where} names a token, {shown(named[0])}; a grammar is of text: where it is "
+                "complete, the reply ends by itself",
+                param=where,
+            )
         return text
     if len(text) > MAX_GBNF_CHARACTERS:
         raise RequestError(
@@ -285,6 +295,13 @@ def _with_calls(offer: ToolOffer, wanted: _Wanted | None, mark: int, *, loose: b
         start = calls.in_call() if offer.choice == "named" else calls.in_block()
     grammar = "\n".join([f"start: {start}", *calls.rules])
     return _form(grammar, "calls" if offer.choice == "auto" else "after_reasoning", "tools")
+
+
+def _place_of(offer: ToolOffer) -> str:
+    """The schema that a grammar of calls comes from where it is only one."""
+    held = [n for n, tool in enumerate(offer.tools)
+            if tool.strict and (offer.choice != "named" or tool.name == offer.name)]  # fmt: skip
+    return f"tools[{held[0]}].function.parameters" if len(held) == 1 else "tools"
 
 
 def _form(grammar: str, starts: Any, param: str) -> Form:

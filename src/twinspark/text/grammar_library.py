@@ -23,6 +23,7 @@ _EXCERPT = re.compile(
     r"\d+ \||[|^<]"
 )  # lines that show the grammar, which is not the client's text
 _OF_SCHEMA = re.compile(r"at \d+\(\d+\): failed to compile JSON schema: ")
+_TOKEN_NAMES = re.compile(r"[\s;,.]*(the )?(following )?special tokens are available:.*|⟦[^⟧]*⟧?")
 WALK_TOKENS = 8
 
 
@@ -86,7 +87,7 @@ def fault_of(matcher: Any) -> str:
         return ""
     lines = [line.strip() for line in str(matcher.get_error()).splitlines()]
     text = " ".join(line for line in lines if line and not _EXCERPT.match(line))
-    text = _OF_SCHEMA.sub("", text)
+    text = _TOKEN_NAMES.sub("", _OF_SCHEMA.sub("", text))  # names that nobody is to know
     if "NoExtension" in text:
         return "nothing can follow it"
     return text[:MAX_MESSAGE] or "the grammar library gives no reason"

@@ -62,10 +62,13 @@ class ReasoningMemory:
         self._forget()
 
     def restore(self, request: ChatRequest, *, scope: str = "") -> ChatRequest:
-        """The request with the reasoning that its earlier replies lack, where it is known."""
-        messages = list(request.messages)
+        """The request with the reasoning that its earlier replies leave out, where it is known.
+
+        A message that says its reasoning was empty is left as it is.
+        """
+        messages, restored = list(request.messages), 0
         for n, message in enumerate(messages):
-            if message.role != "assistant" or message.reasoning or message.prefix:
+            if message.role != "assistant" or message.has_reasoning or message.prefix:
                 continue
             call_ids = [call.call_id for call in message.calls if call.call_id]
             keys = _keys(scope, _question(messages, n), message.content.text, call_ids)
@@ -73,7 +76,8 @@ class ReasoningMemory:
             if found is not None:
                 self._entries.move_to_end(found)
                 messages[n] = replace(message, reasoning=self._entries[found])
-        return replace(request, messages=tuple(messages))
+                restored += 1
+        return replace(request, messages=tuple(messages), restored=restored)
 
     def _forget(self) -> None:
         while len(self._entries) > self._max_entries or self._num_characters > self._max_characters:

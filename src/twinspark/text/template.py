@@ -5,7 +5,7 @@ formats from `formats.py`; prompts without messages are `completion.py`.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -77,12 +77,14 @@ class ChatRequest:
         thinking: whether the reply thinks, and how hard.
         offer: the tools it may call.
         response_format: the section about it, or nothing.
+        restored: replies in it whose reasoning was put back by `memory.py`.
     """
 
     messages: tuple[ChatMessage, ...]
     thinking: Thinking
     offer: ToolOffer | None = None
     response_format: tuple[Segment, ...] = ()
+    restored: int = field(default=0, compare=False)
 
 
 def render_request(

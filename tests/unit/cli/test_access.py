@@ -94,3 +94,22 @@ def test_every_flag_of_the_server_reaches_its_setting(monkeypatch: pytest.Monkey
         sampling=SamplingDefaults(temperature=0.5),
     )  # fmt: skip
     assert seen == [expected]
+
+
+def test_a_rank_that_follows_has_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from twinspark.cli import ranks
+    from twinspark.cli.main import app
+
+    seen: list[bool] = []
+
+    def follows(*args: object, **how: object) -> bool:
+        seen.append("TWINSPARK_API_KEYS" in os.environ)
+        return True
+
+    monkeypatch.setenv("TWINSPARK_API_KEYS", SECRET)
+    monkeypatch.setattr(ranks, "follows", follows)
+    flags = "serve --tp 2 --rank 1 --rendezvous 127.0.0.1:9"
+    result = CliRunner().invoke(app, flags.split(), catch_exceptions=False)
+    assert result.exit_code == 0 and seen == [False]

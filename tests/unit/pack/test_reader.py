@@ -98,17 +98,24 @@ def test_engram_tables_beside_and_elsewhere(tmp_path: Path) -> None:
     assert open_pack(pack).info("layers.4.engram.embed.scale").file.name.startswith("engram")
 
 
+MESSAGES: dict[str, str] = {}  # what each damage was refused with
+
+
 @pytest.mark.parametrize("damage", DAMAGES, ids=[d[0] for d in DAMAGES])
 def test_damage_is_refused(tmp_path: Path, damage: Damage) -> None:
-    _, spoil, error, message = damage
+    name, spoil, error, message = damage
     pack = tiny.copy_pack(tiny.exl3_path(), tmp_path / "pack")
     spoil(pack)
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=message) as raised:
         open_pack(pack)
+    MESSAGES[name] = str(raised.value).replace(str(pack), "PACK")
 
 
 def test_messages_differ() -> None:
-    assert len({d[3] for d in DAMAGES}) >= len(DAMAGES) - 2
+    if not MESSAGES:
+        pytest.skip("no damage was refused before this")
+    alike = {name for name, said in MESSAGES.items() if list(MESSAGES.values()).count(said) > 1}
+    assert alike <= {"matrix missing", "trellis missing"}  # without its trellis it is missing
 
 
 def test_manifest(tmp_path: Path) -> None:

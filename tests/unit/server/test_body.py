@@ -65,3 +65,14 @@ def test_a_long_key_is_not_echoed() -> None:
     with pytest.raises(ApiError, match="written twice") as caught:
         _parse_object(f'{{"{key}": 1, "{key}": 2}}'.encode(), members=2)
     assert len(caught.value.message) < 200 and caught.value.param == key[:60]
+
+
+@pytest.mark.parametrize("value", [2**64 + 1, 2**70 + 5, -(2**63) - 1, 10**30, 2**63, -5])
+def test_integers_of_any_length_stay_whole(value):
+    data = json.dumps({"seed": value, "text": "1" * 40, "list": [value]}).encode()
+    assert _parse_object(data, 3) == {"seed": value, "text": "1" * 40, "list": [value]}
+
+
+def test_an_integer_of_thousands_of_digits_is_refused():
+    with pytest.raises(ApiError, match="infinity"):
+        _parse_object(b'{"seed": ' + b"9" * 5000 + b"}", 1)

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,21 @@ def test_a_file_holds_labels_comments_and_limits(tmp_path: Path) -> None:
         ("secret-key-x requests=many", "only requests"),
         ("sha256=abc", "64 hexadecimal"),
         ("secret-k\u00e9y-x", "printable ASCII"),
+        ("secret-key-x requests=" + "9" * 5000, "only requests"),
+        ("secret-key-x requests=0" + "1" * 16, "only requests"),
+        ("secret-key-x requests=1 requests=2", "twice"),
+        ("requests=50000", "comes first"),
+        ("a: requests=1", "comes first"),
+        ("a: Tokens_per_hour=1000", "comes first"),
+        ("SHA256=" + "a" * 64, "is written sha256="),
+        ("sha256:" + "a" * 64, "is written sha256="),
+        ("sha256: " + "a" * 64, "is written sha256="),
+        ("bob: SHA-256:" + "a" * 64, "is written sha256="),
+        ("bob:secret-key-x", "a colon and a space"),
+        ("bob-the-builder:", "a key is missing"),
+        ("# old\u2028secret-key-x", "only a newline"),
+        ("secret-key-x\rsecret-key-y", "only a newline"),
+        ("secret-key-x\x0csecret-key-y", "only a newline"),
     ],
 )
 def test_bad_lines_are_named_without_being_shown(tmp_path: Path, text: str, words: str) -> None:
@@ -116,3 +132,77 @@ def test_a_changed_file_is_seen_after_a_second_and_a_bad_one_closes(
     path.unlink()
     now[0] = 5.0
     assert ring.find(SECOND) is None and ring.problem is not None
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o620, 0o604, 0o660])
+def test_a_file_of_a_group_is_refused(tmp_path: Path, mode: int) -> None:
+    with pytest.raises(ConfigError, match="its group or to other users; chmod 600"):
+        read_key_file(write(tmp_path / "keys", FIRST, mode))
+
+
+def test_each_key_has_a_value_and_a_label_of_its_own(tmp_path: Path) -> None:
+    path = write(tmp_path / "keys", f"a: {FIRST}\n\na: {SECOND}\n")
+    with pytest.raises(ConfigError, match="line 3: the label is also that of .* line 1"):
+        read_key_file(path)
+    write(path, f"a: {FIRST}\nsha256={hashlib.sha256(FIRST.encode()).hexdigest()}\n")
+    with pytest.raises(ConfigError, match="line 2: the key is also that of"):
+        read_key_file(path)
+    write(path, f"a: {FIRST}\n")
+    for fixed in (f"a: {SECOND}", f"b: {FIRST}"):
+        with pytest.raises(ConfigError, match="also that of the variable, key 1"):
+            KeyRing(read_key_list(fixed, "the variable"), path=path)
+    with pytest.raises(ConfigError, match="key 2: the label"):
+        read_key_list(f"a: {FIRST}, a: {SECOND}", "the variable")
+    assert len(read_key_file(write(path, f"\ufeffa: {FIRST}\r\nb: a:b{SECOND}\r\n"))) == 2
+
+
+def test_whatever_goes_wrong_no_old_key_stays_valid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [0.0]
+    path = write(tmp_path / "keys", f"a: {FIRST}\n")
+    ring = KeyRing(path=path, clock=lambda: now[0])
+
+    def fail(path: Path) -> None:
+        raise RuntimeError("a fault")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("twinspark.server.keys.read_key_file", fail)
+        write(path, f"b: {SECOND}\n")
+        now[0] = 2.0
+        for _ in range(3):
+            assert ring.find(FIRST) is None and ring.find(SECOND) is None
+            assert "RuntimeError" in str(ring.problem)
+            now[0] += 2.0
+        assert caplog.text.count("nobody is let in") == 1
+    assert ring.find(FIRST) is None and ring.find(SECOND) is not None  # and it tries again
+
+
+def test_a_pipe_in_the_place_of_the_file_does_not_hang(tmp_path: Path) -> None:
+    path = write(tmp_path / "keys", f"a: {FIRST}\n")
+    ring = KeyRing(path=path)
+    path.unlink()
+    os.mkfifo(path, 0o600)
+    ring.reload()
+    assert "no regular file" in str(ring.problem) and ring.find(FIRST) is None
+    with pytest.raises(ConfigError, match="no regular file"):
+        read_key_file(path)
+    with pytest.raises(ConfigError, match="name that no file"):
+        read_key_file(Path("a\0b"))
+
+
+def test_changes_are_logged_as_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write(tmp_path / "keys", f"a: {FIRST}\nb: {SECOND}\n")
+    ring = KeyRing(path=path)
+    write(path, f"b: {SECOND}\nc: {THIRD}\n")
+    ring.reload()
+    ring.reload()
+    assert caplog.text.count("2 keys, 1 new, 1 gone") == 1
+    write(path, "")
+    ring.reload()
+    assert "has no key any more" in caplog.text and ring.find(SECOND) is None
+    for secret in (FIRST, SECOND, THIRD):
+        assert secret not in caplog.text
+    caplog.clear()
+    KeyRing(path=path)
+    assert "has no key" in caplog.text

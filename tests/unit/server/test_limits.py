@@ -57,3 +57,43 @@ def test_without_limits_nothing_is_kept() -> None:
         limits.enter(key())
         limits.spend(key(), 10**9)
     assert limits.open_of("a") == 100
+
+
+def test_the_choices_of_a_request_have_places_of_their_own() -> None:
+    limits = Limits(requests=4)
+    a = key()
+    limits.enter(a)
+    with pytest.raises(ApiError) as found:
+        limits.reserve(a, [1] * 5)
+    assert found.value.code == "key_requests" and limits.open_of("a") == 1
+    held = limits.reserve(a, [1] * 4)
+    assert limits.open_of("a") == 4
+    refused(limits, a)
+    held.end(2)
+    held.end(2)
+    assert limits.open_of("a") == 3
+    held.close()
+    held.close()
+    assert limits.open_of("a") == 1
+    limits.leave(a)
+    assert limits.open_of("a") == 0
+
+
+def test_open_replies_keep_what_they_may_take() -> None:
+    limits = Limits(tokens_per_hour=1000, clock=lambda: 0.0)
+    a = key()
+    limits.enter(a)
+    first = limits.reserve(a, [600])
+    limits.enter(a)
+    second = limits.reserve(a, [600])  # while something is left, one may go over
+    assert refused(limits, a).code == "key_tokens"
+    limits.enter(key("b"))
+    limits.spend(a, 10)
+    first.end(0)
+    limits.enter(a)
+    with pytest.raises(ApiError) as found:
+        limits.reserve(a, [400, 1])  # all but the last choice must fit
+    assert found.value.code == "key_tokens"
+    second.close()
+    limits.reserve(a, [400, 10**6]).close()
+    limits.enter(a)

@@ -123,6 +123,39 @@ def test_a_chat_in_a_browser(browser, server, engine) -> None:
     assert problems == []
 
 
+def test_a_new_chat_has_nothing_of_a_reply_that_was_under_way(browser, server, engine) -> None:
+    page, problems = open_page(browser, server.url)
+    for has_begun in (True, False):  # its text came, or nothing did
+        engine.script = lambda request, begun=has_begun: (
+            ([300] if begun else 0.02) for _ in range(10**6)
+        )
+        engine.round_s = 0.02
+        page.fill("#text", "zebra")
+        page.press("#text", "Enter")
+        page.wait_for_selector("#stop:visible")
+        if has_begun:
+            page.wait_for_function("document.querySelector('.turn.assistant .text').textContent")
+        engine.play(["</think>Two."])
+        # at once: the old reply is over only after the new question stands
+        page.evaluate(
+            """() => {
+                document.getElementById("clear").click();
+                document.getElementById("text").value = "Second";
+                document.getElementById("ask").requestSubmit();
+            }"""
+        )
+        page.locator(".turn .foot").first.wait_for(timeout=10_000)
+        page.fill("#text", "Third")
+        page.press("#text", "Enter")
+        page.locator(".turn .foot").nth(1).wait_for(timeout=10_000)
+        asked = engine.tokenizer.decode(engine.requests[-1].prompt_ids)
+        assert "zebra" not in asked and page.locator(".turn").count() == 4
+        assert asked.index("Second") < asked.index("Two.") < asked.index("Third")
+        assert page.locator("#send").is_visible() and not page.locator("#stop").is_visible()
+        page.click("#clear")
+    assert problems == []
+
+
 def test_a_stopped_reply_and_an_error_in_a_browser(browser, server, engine) -> None:
     engine.script = lambda request: ([300] for _ in range(10**6))
     engine.round_s = 0.02
@@ -157,3 +190,67 @@ def test_a_key_is_asked_for_in_a_browser(browser, engine, small_tokenizer) -> No
         page.locator(".turn .foot").first.wait_for(timeout=10_000)
         page.locator("#recent td.word", has_text=re.compile("^me$")).first.wait_for(timeout=10_000)
         assert [p for p in problems if "401" not in p] == []
+
+
+@pytest.fixture
+def keyed(engine, small_tokenizer) -> Iterator[LiveServer]:
+    keys = KeyRing(read_key_list(f"me: {KEY}", "test"))
+    engine.play(["</think>Hello."])
+    with serve_in_thread(engine, small_tokenizer, keys=keys) as live:
+        yield live
+
+
+def test_a_key_that_cannot_be_used_is_said_so_in_a_browser(browser, keyed) -> None:
+    page, problems = open_page(browser, keyed.url)
+    said = page.locator("#keyproblem")
+    for key, why in (("", "No key"), ("schl\u00fcssel-\u6f22\u5b57", "ASCII")):
+        page.fill("#key", key)
+        page.press("#key", "Enter")
+        said.filter(has_text=why).wait_for(timeout=5_000)
+        assert page.evaluate("sessionStorage.length") == 0
+    page.fill("#key", "a-wrong-key-of-nobody")
+    page.press("#key", "Enter")
+    said.filter(has_text="does not know that key").wait_for(timeout=5_000)
+    page.fill("#key", f" {KEY} ")
+    page.press("#key", "Enter")
+    page.wait_for_selector("#status.ok")
+    page.evaluate("sessionStorage.setItem('twinspark-key', '\u6f22')")  # as one from before
+    page.reload()
+    page.wait_for_selector("#keydialog[open]")
+    page.fill("#key", KEY)
+    page.click("#keydialog button.main")
+    page.wait_for_selector("#status.ok")
+    assert [p for p in problems if "401" not in p] == []
+
+
+def test_a_closed_key_dialog_stays_closed_in_a_browser(browser, keyed) -> None:
+    page, problems = open_page(browser, keyed.url)
+    asked: list[str] = []
+    page.wait_for_selector("#keydialog[open]")
+    page.on("request", lambda request: asked.append(request.url))
+    dialog = page.locator("#keydialog")
+    page.fill("#key", KEY)  # written and not used
+    page.keyboard.press("Escape")
+    page.locator("#status", has_text="key needed").wait_for()
+    page.wait_for_timeout(2_500)
+    assert not dialog.is_visible() and asked == []
+    page.fill("#text", "Hi")
+    page.press("#text", "Enter")
+    page.wait_for_selector("#keydialog[open]")
+    page.click("#keydialog button[value=later]")
+    page.locator(".turn .error").wait_for(timeout=5_000)
+    page.wait_for_timeout(1_500)
+    assert not dialog.is_visible() and len(asked) == 1
+    page.click("#unlock")
+    page.fill("#key", "a-wrong-key-of-nobody")
+    page.press("#key", "Enter")
+    page.locator("#keyproblem", has_text="does not know").wait_for(timeout=5_000)
+    page.keyboard.press("Escape")
+    page.fill("#text", "Again")
+    page.press("#text", "Enter")
+    page.fill("#key", KEY)
+    page.press("#key", "Enter")
+    page.locator(".turn .foot").first.wait_for(timeout=10_000)
+    page.wait_for_selector("#status.ok")
+    assert not page.locator("#unlock").is_visible()
+    assert [p for p in problems if "401" not in p] == []

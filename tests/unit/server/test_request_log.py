@@ -84,6 +84,39 @@ def test_old_files_are_kept_up_to_three(tmp_path, monkeypatch) -> None:
     assert json.loads((tmp_path / "r").read_text().splitlines()[-1])["number"] == 59
 
 
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_file_that_was_moved_away_is_begun_anew(tmp_path, caplog, is_replaced: bool) -> None:
+    path, moved = tmp_path / "r", tmp_path / "moved"
+    log = RequestLog(str(path))
+    log.write({"number": 1})
+    path.rename(moved)
+    if is_replaced:  # as logrotate's `create` does
+        path.touch()
+    log.write({"number": 2})
+    log.write({"number": 3})
+    assert moved.read_text() == '{"number":1}\n'
+    assert path.read_text() == '{"number":2}\n{"number":3}\n'
+    path.unlink()
+    log.write({"number": 4})
+    assert path.read_text() == '{"number":4}\n'
+    log.close()
+    assert caplog.text == ""
+
+
+def test_lines_go_on_when_the_name_can_be_written_again(tmp_path, caplog) -> None:
+    path = tmp_path / "r"
+    log = RequestLog(str(path))
+    path.unlink()
+    path.mkdir()
+    log.write({"number": 1})
+    log.write({"number": 2})
+    assert caplog.text.count("cannot be written") == caplog.text.count("IsADirectoryError") == 1
+    path.rmdir()
+    log.write({"number": 3})
+    log.close()
+    assert path.read_text() == '{"number":3}\n'
+
+
 def test_a_log_that_cannot_be_opened_is_refused_at_the_start(tmp_path) -> None:
     with pytest.raises(ConfigError, match="cannot write the request log"):
         RequestLog(str(tmp_path))

@@ -233,3 +233,16 @@ def test_hostile_sizes_are_refused_quickly(small_tokenizer):
             form_of(small_tokenizer, guided_json=schema)
     chain = {f"a{n}": {"$ref": f"#/$defs/a{n + 1}"} for n in range(30_000)}
     form_of(small_tokenizer, guided_json={"$ref": "#/$defs/a0", "$defs": {**chain, "a30000": {}}})
+
+
+@pytest.mark.parametrize(
+    "lark", ['start: "a" <[1]> "b"', "start: <|end|>", "start: <think> /a/", 'start: "x" <[5-9]>']
+)
+def test_a_grammar_names_no_tokens(small_tokenizer, lark):
+    with pytest.raises(RequestError, match="names a token"):
+        form_of(small_tokenizer, guided_grammar=lark)
+
+
+def test_the_same_characters_in_its_strings_are_text(small_tokenizer):
+    lark = 'start: "<[1]>" n // <|no|>\nn: /<think>[0-9]/'
+    assert form_of(small_tokenizer, guided_grammar=lark).form is not None

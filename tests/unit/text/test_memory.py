@@ -33,7 +33,6 @@ def answered(text: str, question: str = "time?", **fields: object) -> ChatReques
     "fields",
     [
         {},
-        {"reasoning": ""},
         {"reasoning_content": None},
         {"reasoning": "why"},
         {"reasoning_content": "why"},
@@ -46,6 +45,20 @@ def test_all_spellings_give_the_same_prompt(fields: dict) -> None:
     restored = render_chat(memory.restore(second(**fields)))
     assert restored == render_chat(second(reasoning="why"))
     assert "<think>why</think>" in restored.text
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_a_reply_that_says_it_had_none_had_none(name: str) -> None:
+    memory = ReasoningMemory()
+    memory.remember(request(), reasoning="why", content="", call_ids=["c1"])
+    assert memory.restore(second(**{name: ""})) == second(**{name: ""})
+
+
+def test_turns_that_got_reasoning_back_are_counted() -> None:
+    memory = ReasoningMemory()
+    memory.remember(request(), reasoning="why", content="", call_ids=["c1"])
+    assert memory.restore(second()).restored == 1
+    assert memory.restore(second(reasoning="why")).restored == 0
 
 
 def test_what_a_client_sends_wins() -> None:

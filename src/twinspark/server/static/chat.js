@@ -1,10 +1,18 @@
-// The chat: one conversation, replies as they are written. Nothing of it is kept.
+// The chat: one conversation at a time, replies as they are written. Nothing of it is kept.
 
 import { events } from "./net.js";
 
 const $ = (id) => document.getElementById(id);
-const messages = [];
-let abort = null;
+
+/** What was said, and the reply under way; one that was left behind changes its own only. */
+class Conversation {
+  constructor() {
+    this.messages = [];
+    this.abort = null;
+  }
+}
+
+let shown = new Conversation();
 
 function node(tag, name, text) {
   const made = document.createElement(tag);
@@ -117,7 +125,7 @@ function figuresOf(stats, finish) {
   return parts.join(" · ");
 }
 
-function bodyOf() {
+function bodyOf(messages) {
   const system = $("system").value.trim();
   const body = {
     stream: true,
@@ -132,14 +140,15 @@ function bodyOf() {
 }
 
 async function ask(text) {
-  messages.push({ role: "user", content: text });
+  const own = shown;
+  own.messages.push({ role: "user", content: text });
   addTurn("user", text);
   const reply = new Reply();
-  abort = new AbortController();
-  setBusy(true);
+  own.abort = new AbortController();
+  showBusy();
   let stats = null, finish = null, error = "";
   try {
-    for await (const event of events("v1/chat/completions", bodyOf(), abort.signal)) {
+    for await (const event of events("v1/chat/completions", bodyOf(own.messages), own.abort.signal)) {
       stats = event.stats ?? stats;
       for (const choice of event.choices) {
         reply.take(choice.delta);
@@ -149,19 +158,20 @@ async function ask(text) {
   } catch (problem) {
     error = problem.name === "AbortError" ? "stopped" : problem.message;
   }
+  own.abort = null;
+  if (own !== shown) return; // "New" was pressed: its turns are gone
   reply.end(figuresOf(stats, finish), error);
   if (reply.text || reply.calls.length) {
-    messages.push({ role: "assistant", content: reply.text, reasoning_content: reply.thought });
+    own.messages.push({ role: "assistant", content: reply.text, reasoning_content: reply.thought });
   } else {
-    messages.pop();
+    own.messages.pop();
   }
-  setBusy(false);
+  showBusy();
 }
 
-function setBusy(isBusy) {
-  $("send").hidden = isBusy;
-  $("stop").hidden = !isBusy;
-  if (!isBusy) abort = null;
+function showBusy() {
+  $("send").hidden = shown.abort !== null;
+  $("stop").hidden = shown.abort === null;
 }
 
 function grow() {
@@ -173,7 +183,7 @@ function grow() {
 function submit(event) {
   event?.preventDefault();
   const text = $("text").value.trim();
-  if (!text || abort) return;
+  if (!text || shown.abort) return;
   $("text").value = "";
   grow();
   ask(text);
@@ -187,10 +197,11 @@ export function startChat() {
   $("text").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
   });
-  $("stop").addEventListener("click", () => abort?.abort());
+  $("stop").addEventListener("click", () => shown.abort?.abort());
   $("clear").addEventListener("click", () => {
-    abort?.abort();
-    messages.length = 0;
+    shown.abort?.abort();
+    shown = new Conversation();
+    showBusy();
     $("turns").replaceChildren($("empty"));
     $("empty").hidden = false;
     $("text").focus();

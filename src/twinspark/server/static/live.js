@@ -107,22 +107,28 @@ function draw(stats) {
 }
 
 async function look() {
-  let wait = document.hidden ? 5000 : 1000;
   try {
     const stats = await getJson("stats");
-    if (stats) draw(stats);
-    else {
+    if (!stats) {
+      $("unlock").hidden = false;
       setStatus("loading", "key needed");
-      await askForKey();
-      wait = 0;
+      return; // until the user gives a key
     }
+    $("unlock").hidden = true;
+    draw(stats);
   } catch {
     setStatus("gone", "not reachable");
   }
-  setTimeout(look, wait);
+  setTimeout(look, document.hidden ? 5000 : 1000);
 }
 
 /** Begin to look. */
 export function startLive() {
+  $("unlock").addEventListener("click", () => askForKey());
+  document.addEventListener("keygiven", () => {
+    if ($("unlock").hidden) return; // it still looks
+    $("unlock").hidden = true;
+    look();
+  });
   look();
 }

@@ -1,0 +1,111 @@
+"""Messages bodies: fields of chat in them, and refusals in the words of Messages."""
+
+from typing import Any
+
+import pytest
+
+from twinspark.errors import RequestError
+from twinspark.server.anthropic import read_arguments
+from twinspark.server.anthropic_fields import translate
+from twinspark.server.errors import bad_request
+
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def said(body: dict[str, Any], message: str, param: str) -> tuple[str, str | None]:
+    found = translate({"messages": HELLO} | body)
+    error = found.in_own_words(bad_request(message, param=param))
+    return error.message, error.param
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"guided_json": {"type": "object"}}, {"guided_choice": ["a"]}, {"guided_regex": "a"},
+        {"guided_grammar": "start: \"a\""}, {"structured_outputs": {"json_object": True}},
+        {"banned_token_ids": [1]}, {"allowed_token_ids": [1]}, {"seed": 1},
+    ],
+)  # fmt: skip
+def test_fields_of_ours_go_through(field: dict[str, Any]) -> None:
+    found = translate({"messages": HELLO} | field)
+    assert found.body.items() >= field.items() and not found.ignored
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "hint"),
+    [
+        ("n", 2, ""), ("n", True, ""), ("best_of", 2, ""), ("logprobs", True, ""),
+        ("top_logprobs", 3, ""), ("prompt_logprobs", 1, ""), ("bad_words", ["a"], ""),
+        ("response_format", {"type": "json_object"}, "output_config.format"),
+        ("stop", ["a"], "stop_sequences"), ("max_completion_tokens", 5, "max_tokens"),
+        ("parallel_tool_calls", False, "tool_choice.disable_parallel_tool_use"),
+        ("chat_template_kwargs", {"thinking": True}, ""), ("task", "x", ""),
+    ],
+)  # fmt: skip
+def test_fields_of_chat_that_are_not_served_are_refused(name: str, value: Any, hint: str) -> None:
+    with pytest.raises(RequestError, match=rf"^{name} is .* not served .*{hint}") as found:
+        translate({"messages": HELLO, name: value})
+    assert (found.value.param, found.value.code) == (name, "unsupported_parameter")
+
+
+def test_fields_that_ask_for_nothing_pass() -> None:
+    neutral = {"n": 1, "logprobs": False, "top_logprobs": 0, "stop": None, "user": "me",
+               "response_format": {"type": "text"}, "use_beam_search": False}  # fmt: skip
+    assert "n" not in translate({"messages": HELLO} | neutral).body
+
+
+@pytest.mark.parametrize(
+    ("message", "param", "own_message", "own_param"),
+    [
+        ("tool_choice names 'stop', which is none", "tool_choice.function.name",
+         "tool_choice names 'stop', which is none", "tool_choice.name"),
+        ("messages[0].content says 'messages[1] stop'", "messages[0].content",
+         "system says 'messages[1] stop'", "system"),
+        ("stop: expected strings", "stop", "stop_sequences: expected strings", "stop_sequences"),
+        ("messages[1].role is 'stop'", "messages[1].role",
+         "messages[0].role is 'stop'", "messages[0].role"),
+        ("tools cannot be followed: #/$defs/response_format", "tools",
+         "tools cannot be followed: #/$defs/response_format", "tools"),
+        ("response_format.json_schema.schema and guided_json both say it", "guided_json",
+         "output_config.format.schema and guided_json both say it", "guided_json"),
+        ("tools[0].function.parameters.properties.stop is 1",
+         "tools[0].function.parameters.properties.stop",
+         "tools[0].input_schema.properties.stop is 1", "tools[0].input_schema.properties.stop"),
+    ],
+)  # fmt: skip
+def test_only_the_place_is_put_in_other_words(
+    message: str, param: str, own_message: str, own_param: str
+) -> None:
+    tool = {"name": "stop", "input_schema": {"type": "object"}}
+    form = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+    body = {"system": "S", "tools": [tool], "output_config": form}
+    assert said(body, message, param) == (own_message, own_param)
+
+
+def test_places_are_those_of_the_blocks() -> None:
+    use = {"type": "tool_use", "id": "c", "name": "add", "input": {}}
+    turns = [
+        *HELLO,
+        {"role": "assistant", "content": [{"type": "text", "text": "x"}, use]},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "1"}]},
+            {"type": "text", "text": "Go on."},
+        ]},
+    ]  # fmt: skip
+    path = translate({"messages": turns}).path
+    assert path("messages[1].tool_calls[0].function.arguments") == "messages[1].content[1].input"
+    assert path("messages[2].content[0].text") == "messages[2].content[0].content[0].text"
+    assert path("messages[2].tool_call_id") == "messages[2].content[0].tool_use_id"
+    assert path("messages[3].content[0].text") == "messages[2].content[1].text"
+
+
+def test_the_older_names_are_kept() -> None:
+    form = {"type": "json_schema", "schema": {}}
+    found = translate({"messages": HELLO, "output_format": form, "reasoning_effort": "low"})
+    assert found.path("response_format.json_schema.schema") == "output_format.schema"
+    assert found.path("reasoning_effort") == "reasoning_effort"
+
+
+@pytest.mark.parametrize(("text", "read"), [('{"a": 1}', {"a": 1}), ('{"a": 1, "b', {}), ("", {})])
+def test_arguments_that_a_limit_cut_are_none(text: str, read: dict[str, Any]) -> None:
+    assert read_arguments(text) == read

@@ -1,0 +1,79 @@
+"""Request heads that do not come end their connection; others do not notice."""
+
+import asyncio
+import resource
+
+import pytest
+import uvicorn
+
+from twinspark.server import connections
+from twinspark.server.connections import HeadLimitProtocol, allow_many_files
+
+
+async def app(scope, receive, send):
+    await asyncio.sleep(0.5)  # longer than a head may take below
+    await send(
+        {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]}
+    )
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+async def ask(pieces, *, pause=0.0):
+    """What a server with a limit of 0.3 s answers to these bytes, and whether it closed."""
+    config = uvicorn.Config(app, http=HeadLimitProtocol, lifespan="off", log_config=None, port=0)
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    answer = b""
+    for piece in pieces:
+        writer.write(piece)
+        await writer.drain()
+        await asyncio.sleep(pause)
+    try:
+        async with asyncio.timeout(1.5):
+            while data := await reader.read(1000):
+                answer += data
+        closed = True
+    except TimeoutError:
+        closed = False
+    writer.close()
+    server.should_exit = True
+    await task
+    return answer, closed
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    monkeypatch.setattr(connections, "HEAD_S", 0.3)
+
+
+WHOLE = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+@pytest.mark.parametrize("pieces", [[], [b"GET /hea"], [WHOLE[:-2]]])
+def test_a_head_that_does_not_come_ends_the_connection(pieces):
+    answer, closed = asyncio.run(ask(pieces))
+    assert closed and b"200" not in answer
+
+
+def test_a_whole_head_has_its_reply_however_long_that_takes():
+    answer, closed = asyncio.run(ask([WHOLE]))
+    assert answer.endswith(b"ok") and not closed
+
+
+def test_the_second_head_of_a_connection_is_bounded_too():
+    answer, closed = asyncio.run(ask([WHOLE, b"GET / HT"], pause=0.7))
+    assert answer.endswith(b"ok") and closed
+
+
+def test_the_limit_of_files_rises_as_far_as_it_may():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, before[1]), before[1]))
+    try:
+        allow_many_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(before[1], 65536)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
