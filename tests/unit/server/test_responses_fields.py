@@ -117,7 +117,7 @@ def test_no_limit_is_named_where_another_end_came(cause: Any, details: dict[str,
     assert stream.response["incomplete_details"] == details
 
 
-ITEMS = [
+ITEMS: list[dict[str, Any]] = [
     {"role": "user", "content": "A"},
     {"type": "message", "role": "assistant", "content": "B"},
     {"type": "function_call_output", "call_id": "c", "output": "x"},
