@@ -9,10 +9,12 @@ float64 and with single queries, bit for bit, before it is timed. Read next:
 import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from twinspark.bench.graphs import capture_calls, time_in_turn
 from twinspark.bench.kernels import device_facts
 from twinspark.kernels import rounding
 from twinspark.kernels.attention import RowSource, attend_rows, reference
@@ -195,18 +197,5 @@ def _checked(inputs: Inputs, out: Tensor) -> float:
 
 def _times(calls: list[Inputs], out: Tensor) -> list[float]:
     """Microseconds a call, of several replays of a graph of all calls."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for inputs in calls:
-            _call(inputs, out)
-    for _ in range(2):
-        graph.replay()
-    times = []
-    for _ in range(_REPEATS):
-        start, end = (torch.Event("cuda", enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / len(calls))
-    return times
+    graph = capture_calls([partial(_call, inputs, out) for inputs in calls])
+    return time_in_turn([(graph, len(calls))], repeats=_REPEATS)[0]

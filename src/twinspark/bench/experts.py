@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from twinspark.bench.graphs import capture_calls, time_in_turn
 from twinspark.bench.kernels import device_facts
 from twinspark.kernels.exl3 import Codebook, Exl3Matrix, dense_weight
 from twinspark.kernels.experts import (
@@ -232,21 +233,4 @@ def _bits(expert: int, matrix: int, experts: int) -> int:
 
 def _times(calls: list[Callable[[], object]]) -> list[float]:
     """Microseconds a call, of repeated replays."""
-    for call in calls[:3]:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    graph.replay()
-    graph.replay()
-    times = []
-    for _ in range(_REPEATS):
-        start, end = (torch.Event("cuda", enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / len(calls))
-    return times
+    return time_in_turn([(capture_calls(calls), len(calls))], repeats=_REPEATS)[0]

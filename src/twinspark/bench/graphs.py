@@ -5,7 +5,7 @@ repeats, with their spread. Read next: `rank.py`, `kernels.py`.
 """
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
@@ -74,23 +74,42 @@ class Captured:
         )
 
 
-def time_eager(work: Callable[[], object], *, repeats: int = 5) -> Timing:
-    """Time work that cannot be recorded, between device events; the host may be the bottleneck."""
-    work()
+def capture_calls(calls: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph:
+    """One graph of several calls, run a little before and after it is recorded."""
+    for call in calls[:3]:
+        call()
     torch.cuda.synchronize()
-    times = []
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    for _ in range(2):
+        graph.replay()
+    return graph
+
+
+def time_in_turn(
+    graphs: Sequence[tuple[torch.cuda.CUDAGraph, int]], *, repeats: int
+) -> list[list[float]]:
+    """Microseconds a call of graphs that are replayed in turn.
+
+    Args:
+        graphs: each with the number of calls it consists of.
+        repeats: replays of each.
+
+    Returns:
+        for each graph one figure a replay.
+    """
+    times: list[list[float]] = [[] for _ in graphs]
     for _ in range(repeats):
-        start, end = (torch.Event("cuda", enable_timing=True) for _ in range(2))
-        start.record()
-        work()
-        end.record()
-        end.synchronize()
-        times.append(1e3 * start.elapsed_time(end))
-    return Timing(
-        us=round(statistics.median(times), 2),
-        spread_us=round(max(times) - min(times), 2),
-        nodes=0,
-    )
+        for (graph, calls), into in zip(graphs, times, strict=True):
+            start, end = (torch.Event("cuda", enable_timing=True) for _ in range(2))
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            into.append(start.elapsed_time(end) * 1e3 / calls)
+    return times
 
 
 def _count_nodes(graph: torch.cuda.CUDAGraph) -> int:

@@ -6,7 +6,7 @@ cell is checked against float64 and against single rows, bit for bit, before it 
 """
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from twinspark.bench.graphs import capture_calls, time_in_turn
 from twinspark.errors import KernelUnsupported
 from twinspark.kernels.cuda.compile import compiler_version
 from twinspark.kernels.cuda.launch import why_not_launch
@@ -166,9 +167,10 @@ class _Bench:
         x = self._rows(max(rows, _CHECKED_ROWS))[:rows]
         out = torch.full((rows, self.outputs), float("nan"), device="cuda")
         error = self._check(x, out)
-        ours = _captured([partial(_product, x, p, out) for p in self.products])
-        theirs = _captured([partial(torch.mm, x, w) for w in self.dense])
-        times, dense_times = _alternate(ours, len(self.products), theirs, len(self.dense))
+        ours = capture_calls([partial(_product, x, p, out) for p in self.products])
+        theirs = capture_calls([partial(torch.mm, x, w) for w in self.dense])
+        graphs = [(ours, len(self.products)), (theirs, len(self.dense))]
+        times, dense_times = time_in_turn(graphs, repeats=_REPEATS)
         us, limit = statistics.median(times), limit_us(self.inputs, self.outputs, self.bits, rows)
         return Cell(
             inputs=self.inputs,
@@ -226,32 +228,3 @@ def _exact(matrix: Exl3Matrix, x: Tensor) -> Tensor:
     weight = decode_matrix(matrix.trellis, matrix.codebook)
     parts = [rotated @ part.double() for part in torch.split(weight, 8192, dim=1)]
     return hadamard128(torch.cat(parts, dim=1)) * matrix.svh.double()
-
-
-def _captured(calls: list[Callable[[], Tensor]]) -> torch.cuda.CUDAGraph:
-    for call in calls[:3]:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    for _ in range(2):
-        graph.replay()
-    return graph
-
-
-def _alternate(
-    ours: torch.cuda.CUDAGraph, num_ours: int, theirs: torch.cuda.CUDAGraph, num_theirs: int
-) -> tuple[list[float], list[float]]:
-    """Microseconds a call of two graphs, replayed in turn."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(_REPEATS):
-        for graph, calls, into in ((ours, num_ours, times[0]), (theirs, num_theirs, times[1])):
-            start, end = (torch.Event("cuda", enable_timing=True) for _ in range(2))
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            into.append(start.elapsed_time(end) * 1e3 / calls)
-    return times

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from twinspark.bench.graphs import capture_calls, time_in_turn
 from twinspark.bench.kernels import device_facts
 from twinspark.kernels.hyper_connections import HyperMix, mix_torch
 from twinspark.kernels.plain.product import CudaPlain, plain_rows, prepare_plain
@@ -240,16 +241,8 @@ def _cell(
     flops: int,
     error: float,
 ) -> RowCell:
-    graphs = [(_captured(calls), len(calls)) for calls in (ours, theirs)]
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(_REPEATS):
-        for (graph, calls), into in zip(graphs, times, strict=True):
-            start, end = (torch.Event("cuda", enable_timing=True) for _ in range(2))
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            into.append(start.elapsed_time(end) * 1e3 / calls)
+    graphs = [(capture_calls(calls), len(calls)) for calls in (ours, theirs)]
+    times = time_in_turn(graphs, repeats=_REPEATS)
     us = statistics.median(times[0])
     limit = max(moved / _READ_BYTES_PER_US, flops / _FLOPS_PER_US) + _RAMP_US
     return RowCell(
@@ -264,16 +257,3 @@ def _cell(
         share=round(limit / us, 3),
         error=error,
     )
-
-
-def _captured(calls: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph:
-    for call in calls[:2]:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    for _ in range(2):
-        graph.replay()
-    return graph

@@ -302,7 +302,9 @@ class Engine:
         return PromptScores(request_id=request.request_id, first=first, scores=scores)
 
     def _free_rules(self, plan: StepPlan) -> dict[int, ChoiceRule]:
-        """By slot, the rules of windows whose tokens nothing else decides."""
+        """By slot, the rules of windows whose tokens nothing else decides; none on a CPU."""
+        if not self._runner.follows_rules:
+            return {}
         rules = {w.slot: self._scheduler.running(w.slot).chooser.free_rule for w in plan.windows}
         return {slot: rule for slot, rule in rules.items() if rule is not None}
 

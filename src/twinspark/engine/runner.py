@@ -158,6 +158,11 @@ class Runner:
         self._states: dict[int, Any] = {}
         self._rounds = Rounds.of(model, caches, banned_V)
 
+    @property
+    def follows_rules(self) -> bool:
+        """Whether tokens are chosen by rules on a device; else rules given to it are not read."""
+        return self._rounds is not None
+
     def run(self, plan: StepPlan, rules: Mapping[int, ChoiceRule] = NO_RULES) -> StepLogits:
         """Run a plan, on the followers too.
 

@@ -93,11 +93,6 @@ class Scheduler:
         return list(self._by_id.values())
 
     @property
-    def num_running(self) -> int:
-        """Sessions that hold a slot."""
-        return len(self._running)
-
-    @property
     def num_waiting(self) -> int:
         """Sessions in the queue."""
         return len(self._queue)

@@ -71,6 +71,8 @@ class ModelDrafter:
             before.append(token)
             return token
 
+        if not self._runner.follows_rules:
+            return self._runner.draft(requests, pick)
         free = [need.chooser.free_rule for need in needs]
         rules = [rule for rule in free if rule is not None]
         return self._runner.draft(requests, pick, rules if len(rules) == len(free) else None)
