@@ -31,7 +31,7 @@ def test_r96_a_stopped_engine_is_told_by_its_lack_of_progress(tmp_path: Path) ->
             assert status() == "ok"
             os.kill(server.engine_pid, signal.SIGSTOP)
             wait_until(lambda: status() == "stalled", 5)
-            assert "a request stands still" in server.said
+            wait_until(lambda: "a request stands still" in server.said, 5)
             rest = list(lines)  # it is given up, and said so
         assert any('"code":"stalled"' in line for line in rest) and rest[-2] == "data: [DONE]"
         assert status() == "stalled"  # nothing is open, and the engine is no better
