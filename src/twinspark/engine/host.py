@@ -22,6 +22,7 @@ from twinspark.engine.core import Engine, failure_of
 from twinspark.engine.startup import LoadedEngine, OnProgress
 from twinspark.errors import CapacityError, EngineDied, FormatError, RankFailed, RequestError
 from twinspark.messages import (
+    Admitted,
     Beat,
     Cancel,
     Command,
@@ -46,6 +47,8 @@ EXIT_ORPHANED = 70
 MAIN_GRACE_S = 0.1
 EXIT_GRACE_S = 1.0
 BEAT_S = 0.5
+MOVES = (Admitted, Finished, Failed)
+"""The status goes with these at once: who hears of a reply reads figures that know of it."""
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +143,8 @@ def _run_rounds(engine: Engine, inbox: "Inbox", outbox: "Outbox") -> str:
             return "the engine is shutting down"
         if engine.has_work:
             events += engine.step()
-        if monotonic() >= next_status_s or not engine.has_work:
+        moved = bool(commands) or any(isinstance(event, MOVES) for event in events)
+        if moved or not engine.has_work or monotonic() >= next_status_s:
             events.append(engine.status)
             next_status_s = monotonic() + STATUS_GAP_S
         outbox.send(*events)

@@ -137,6 +137,26 @@ def test_requests_cancels_refusals_and_an_orderly_end(start):
     assert code == 0 and "Traceback" not in errors
 
 
+def test_whoever_hears_of_a_reply_finds_it_in_the_status(start):
+    host = start()
+    host.ready()
+    host.send(ask("a"))
+    host.until_last("a")
+    while host.next(EngineStatus).running:
+        pass
+    host.send(ask("b", max_tokens=40_000))  # well within the gap between two regular reports
+    running, event = 0, None
+    while not isinstance(event, TokenDelta):
+        event = host.next(EngineStatus, TokenDelta)
+        running = event.running if isinstance(event, EngineStatus) else running
+    if not running:  # the report comes behind the tokens, in the same write
+        running = host.next(EngineStatus, TokenDelta).running
+    assert running == 1
+    host.send(Cancel(request_id="b"))
+    assert host.until_last("b")[-1].reason == "cancelled"
+    assert host.next(EngineStatus).running == 0
+
+
 def test_an_idle_engine_reports_that_it_is_idle(start):
     host = start()
     host.ready()
