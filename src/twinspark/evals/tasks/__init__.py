@@ -1,0 +1,1 @@
+"""One task a file: `cases` from a seed, each with its right ending and its judge."""
