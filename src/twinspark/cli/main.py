@@ -16,6 +16,7 @@ from twinspark.cli import (
     chat,
     demo,
     doctor,
+    evaluate,
     inspect,
     logits,
     prebuild,
@@ -60,7 +61,7 @@ def _options(
     read_environment()  # an unknown TWINSPARK_ name is an error in every command
 
 
-for command in (chat, serve, inspect, bench, quantize, demo, doctor, prebuild, worker):
+for command in (chat, serve, inspect, bench, evaluate, quantize, demo, doctor, prebuild, worker):
     command.register(app)
 app.command("logits")(logits.logits)
 

@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+NOT_MEASURABLE = "not_measurable"
+"""Code of a RequestError: this subject can never be measured so, whatever the case."""
+
 Message = Mapping[str, Any]
 """A message of the chat API: role, content, tool_calls, tool_call_id, reasoning_content."""
 
@@ -95,7 +98,7 @@ class Task(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """One case, asked and judged: `is_right` only if every step was."""
+    """One case, asked and judged: `is_right` only if every step was; a wrong answer is the last."""
 
     case: Case
     answers: Sequence[Answer]
@@ -105,7 +108,25 @@ class Outcome:
 class Subject(Protocol):
     """A model that is asked: a pack in this process, or a server behind a URL."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        ...
+
+    @property
+    def place(self) -> str:
+        """The pack's folder, or the server's address."""
+        ...
+
+    @property
+    def context_tokens(self) -> int | None:
+        """Longest prompt plus reply; None where the server does not say."""
+        ...
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What a reader of its scores should know, such as that tokens are estimated."""
+        ...
 
     def ask(
         self, messages: Sequence[Message], fields: Mapping[str, Any], max_tokens: int
@@ -115,6 +136,7 @@ class Subject(Protocol):
         Raises:
             RequestError: the request cannot be served.
             CapacityError: it is busy, and stayed so.
+            EngineDied: it has gone, or `cancel` was called.
         """
         ...
 
@@ -123,5 +145,14 @@ class Subject(Protocol):
         ...
 
     def text_scores(self, text: str) -> Sequence[float]:
-        """Log-probability (nats) of each token of a text from the second on."""
+        """Log-probability (nats) of each token of a text that has one; the first may have none.
+
+        Raises:
+            RequestError: the request cannot be served; with the code `NOT_MEASURABLE` where no
+                text can be scored.
+        """
+        ...
+
+    def cancel(self) -> None:
+        """End what is being asked, from any thread; asking then raises EngineDied."""
         ...

@@ -1,0 +1,218 @@
+"""Any OpenAI-compatible server as a subject: chat completions, greedy, and what else it offers.
+
+Tokens are counted by its `/tokenize` where it has one, else estimated from one request's usage;
+texts are scored by completions with `echo`. Read next: `http_client.py`.
+"""
+
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+from twinspark.errors import ConfigError, RequestError
+from twinspark.evals.case import NOT_MEASURABLE, Answer, Call, Message
+from twinspark.evals.http_client import HttpClient, HttpFailure, key_refused
+
+PROBE_CHARS = 4000
+CONTEXT_FIELDS = ("max_model_len", "context_length")
+
+
+class ServerModel:
+    """A model behind a URL."""
+
+    def __init__(self, client: HttpClient, *, model: str | None = None) -> None:
+        """Find out what the server serves.
+
+        Args:
+            client: for its base address, with or without /v1.
+            model: to ask; None is the first it lists.
+
+        Raises:
+            ConfigError: there is no such server, or no such model.
+        """
+        self._client = client
+        self.place = client.url
+        self._api, listed = _find_api(client)
+        names = [entry["id"] for entry in listed]
+        if model is None and not names:
+            raise ConfigError(f"the server at {self._api} lists no model; name one with --model")
+        self.name = names[0] if model is None else model
+        entry = next((entry for entry in listed if entry["id"] == self.name), {})
+        told = (entry.get(name) for name in CONTEXT_FIELDS)
+        self.context_tokens = next((n for n in told if isinstance(n, int) and n > 0), None)
+        self._counting = threading.Lock()
+        self._tokens_a_char: float | None = None  # set where the server cannot count
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was estimated."""
+        if self._tokens_a_char is None:
+            return ()
+        rate = 1 / self._tokens_a_char
+        return (f"tokens of texts are estimated: {rate:.2f} characters each, by one request",)
+
+    def ask(
+        self, messages: Sequence[Message], fields: Mapping[str, Any], max_tokens: int
+    ) -> Answer:
+        """One greedy reply. See `Subject`."""
+        body = {
+            **fields,
+            "model": self.name,
+            "messages": list(messages),
+            "max_tokens": max_tokens,
+            "temperature": 0,
+        }
+        return _answer(self._post("/chat/completions", body))
+
+    def count_tokens(self, text: str) -> int:
+        """Tokens of a text, counted by the server or estimated."""
+        with self._counting:
+            if self._tokens_a_char is None:
+                counted = self._counted(text)
+                if counted is not None:
+                    return counted
+                self._tokens_a_char = self._probed()
+        return math.ceil(len(text) * self._tokens_a_char)
+
+    def text_scores(self, text: str) -> list[float]:
+        """Log-probabilities of the tokens of a text, by completions that echo their prompt."""
+        body = {"model": self.name, "prompt": text, "echo": True, "logprobs": 1, "temperature": 0}
+        try:
+            try:
+                reply = self._post("/completions", {**body, "max_tokens": 0})
+            except RequestError:  # some servers generate at least one token
+                reply = self._post("/completions", {**body, "max_tokens": 1})
+        except RequestError as error:
+            raise _not_scored(str(error)) from error
+        return _echoed_scores(reply, len(text))
+
+    def cancel(self) -> None:
+        """Ask nothing more."""
+        self._client.cancel()
+
+    def _post(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        try:
+            reply = self._client.post(self._api + path, body)
+        except HttpFailure as error:
+            raise RequestError(
+                f"the server does not serve {path} for the model {self.name!r} (HTTP "
+                f"{error.status}): {error.message}"
+            ) from error
+        if not isinstance(reply, dict) or not reply.get("choices"):
+            raise RequestError(f"the server's reply to {path} has no choices: {str(reply)[:200]}")
+        return reply
+
+    def _counted(self, text: str) -> int | None:
+        """By `/tokenize`, of the server's root or beside the API; None where there is none."""
+        body = {"model": self.name, "prompt": text, "add_special_tokens": False}
+        for base in dict.fromkeys((self._api.removesuffix("/v1"), self._api)):
+            try:
+                reply = self._client.post(f"{base}/tokenize", body)
+            except (HttpFailure, RequestError):
+                continue
+            count = reply.get("count") if isinstance(reply, dict) else None
+            if isinstance(count, int) and not isinstance(count, bool):
+                return count
+        return None
+
+    def _probed(self) -> float:
+        """Tokens a character of plain prose, by the usage of one request."""
+        text = files("twinspark.evals").joinpath("texts/prose.txt").read_text("utf-8")
+        text = text[:PROBE_CHARS]
+        body = {
+            "model": self.name,
+            "messages": [{"role": "user", "content": text}],
+            "max_tokens": 1,
+            "temperature": 0,
+        }
+        usage = self._post("/chat/completions", body).get("usage") or {}
+        count = usage.get("prompt_tokens")
+        if not isinstance(count, int) or count <= 0:
+            raise RequestError(
+                "the server neither counts tokens (/tokenize) nor says usage.prompt_tokens, so "
+                "texts of a length in tokens cannot be made",
+                code=NOT_MEASURABLE,
+            )
+        return count / len(text)
+
+
+def _find_api(client: HttpClient) -> tuple[str, list[dict[str, Any]]]:
+    """The address under which the API's paths are, and the models it lists.
+
+    Raises:
+        ConfigError: no such server.
+    """
+    tried = [client.url] if client.url.endswith("/v1") else [client.url + "/v1", client.url]
+    problem = "it lists no models"
+    for api in tried:
+        try:
+            found = client.get(f"{api}/models")
+        except HttpFailure as error:
+            if error.status in (401, 403):
+                raise key_refused(client.url, error) from error
+            problem = f"HTTP {error.status}: {error.message}"
+        except (OSError, ValueError) as error:
+            problem = str(getattr(error, "reason", error))
+        else:
+            data = found.get("data") if isinstance(found, dict) else None
+            if isinstance(data, list):
+                is_entry = (isinstance(e, dict) and isinstance(e.get("id"), str) for e in data)
+                return api, [entry for entry, fits in zip(data, is_entry, strict=True) if fits]
+    raise ConfigError(
+        f"--base-url {client.url} is no OpenAI-compatible server: {tried[0]}/models gave no list "
+        f"of models ({problem}); check the address, and that the server has started"
+    )
+
+
+def _answer(reply: Mapping[str, Any]) -> Answer:
+    choice = reply["choices"][0]
+    message = choice.get("message") or {}
+    usage = reply.get("usage") or {}
+    details = usage.get("completion_tokens_details") or {}
+    stats = reply.get("stats") or {}
+    calls = tuple(
+        Call(
+            name=call["function"]["name"],
+            arguments=call["function"].get("arguments") or "",
+            call_id=call.get("id") or f"call_{n}",
+        )
+        for n, call in enumerate(message.get("tool_calls") or ())
+    )
+    return Answer(
+        content=message.get("content") or "",
+        reasoning=message.get("reasoning_content") or message.get("reasoning") or "",
+        calls=calls,
+        finish=choice.get("finish_reason") or "stop",
+        completion_tokens=usage.get("completion_tokens") or 0,
+        reasoning_tokens=details.get("reasoning_tokens"),
+        rounds=stats.get("rounds"),
+    )
+
+
+def _echoed_scores(reply: Mapping[str, Any], num_chars: int) -> list[float]:
+    """The scores of the echoed prompt's tokens.
+
+    Raises:
+        RequestError: there are none.
+    """
+    block = reply["choices"][0].get("logprobs") or {}
+    scores, offsets = block.get("token_logprobs"), block.get("text_offset")
+    if not scores or not offsets or len(scores) != len(offsets):
+        raise _not_scored("completions with echo come back without log-probabilities")
+    found = [
+        float(score)
+        for score, offset in zip(scores, offsets, strict=True)
+        if score is not None and offset < num_chars
+    ]
+    if not found or offsets[0] != 0:
+        raise _not_scored("the log-probabilities do not begin with the prompt")
+    return found
+
+
+def _not_scored(reason: str) -> RequestError:
+    return RequestError(
+        f"texts cannot be scored by this server, which needs completions with echo and logprobs: "
+        f"{reason}",
+        code=NOT_MEASURABLE,
+    )
