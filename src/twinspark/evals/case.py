@@ -115,7 +115,7 @@ class Subject(Protocol):
 
     @property
     def place(self) -> str:
-        """The pack's folder, or the server's address."""
+        """The pack's folder ("demo" for the demo pack), or the server's address."""
         ...
 
     @property

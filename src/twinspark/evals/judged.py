@@ -106,14 +106,13 @@ def shown(outcome: Outcome) -> Wrong:
     step = outcome.case.steps[len(outcome.answers) - 1]
     answer = outcome.answers[-1]
     cut = " [cut at max_tokens]" if answer.finish == "length" else ""
-    unfinished = "" if answer.content or answer.calls else _tail(answer.reasoning)
-    got = _reply(answer.content, _as_message(answer).get("tool_calls", ())) or (
-        f"[thinking] {unfinished}" if unfinished else ""
-    )
+    got = _head(_reply(answer.content, _as_message(answer).get("tool_calls", ())))
+    if not got and answer.reasoning:
+        got = f"[thinking] {_tail(answer.reasoning)}"
     return Wrong(
         prompt_end=_tail(str(step.add[-1].get("content") or "")),
         expected=_head(_reply(step.ideal.get("content"), step.ideal.get("tool_calls") or ())),
-        got=_head(got) + cut,
+        got=got + cut,
     )
 
 

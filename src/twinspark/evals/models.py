@@ -1,8 +1,8 @@
 """A pack in this process as a subject: greedy replies, several at a time from several threads.
 
-Drafts always have the whole block's length and are never copied from the text: replies are the same
-anyway, and rounds then depend on the pack alone, not on how fast this machine happens to be. Read
-next: `servers.py` (the other kind of subject).
+Drafts always have the whole block's length and are never copied from the text, and no prefix is
+reused: replies are the same anyway, and rounds then depend on the pack and the prompt alone, not on
+how fast this machine is or what was asked before. Read next: `servers.py` (the other kind).
 """
 
 import itertools
@@ -36,7 +36,7 @@ class PackModel:
 
         Args:
             llm: it; no one else asks it meanwhile.
-            place: its folder, for reports.
+            place: where it is, for reports.
         """
         self._llm = llm
         self.name = llm.model_name
@@ -61,6 +61,7 @@ class PackModel:
             Sampling(temperature=0.0, max_tokens=max_tokens),
             reasoning_effort=fields.get("reasoning_effort"),
             fields=others,
+            reuse=False,
         )
         return self._answer(self._whole(stream))
 
@@ -154,4 +155,4 @@ def loaded_pack(
         limit = open_pack(path, verify=False).config.max_position_embeddings
         config = replace(config, max_context_tokens=min(context_tokens, limit))
     with LLM(path, config=config, on_progress=on_progress) as llm:
-        yield PackModel(llm, str(path))
+        yield PackModel(llm, "demo" if pack is None else str(pack))

@@ -63,7 +63,7 @@ def draw(report: Report, picture: Picture, path: Path) -> None:
     else:
         _shares(axes, labels, [row.score for row in report.rows])
     _name(axes, report)
-    figure.savefig(path, dpi=150)
+    _save(figure, path)
 
 
 def draw_overview(reports: Sequence[Report], path: Path) -> None:
@@ -83,7 +83,14 @@ def draw_overview(reports: Sequence[Report], path: Path) -> None:
     partial = "" if all(report.is_complete for report in reports) else ", some incomplete"
     axes.set_title(f"all evaluations: {asked.model}")
     _caption(axes, f"seed {asked.seed}{partial}, {asked.place}")
-    figure.savefig(path, dpi=150)
+    _save(figure, path)
+
+
+def _save(figure: "Figure", path: Path) -> None:
+    from matplotlib import rc_context
+
+    with rc_context({"svg.fonttype": "none"}):  # text stays text, for search and screen readers
+        figure.savefig(path, dpi=150)
 
 
 def _canvas(num_bars: int) -> "tuple[Figure, Axes]":
@@ -154,7 +161,7 @@ def _effort(axes: "Axes", report: Report) -> None:
 def _name(axes: "Axes", report: Report) -> None:
     asked, total = report.asked, report.total
     assert total is not None, "an empty report has no picture"
-    axes.set_title(f"{asked.name}: {asked.model}, score {total.score:.2f}")
+    axes.set_title(f"{asked.name}: {asked.model}, score {total.score:.3g}")
     partial = "" if report.is_complete else f" of {report.wanted}, incomplete"
     _caption(axes, f"n = {total.cases}{partial}, seed {asked.seed}, {asked.place}")
 

@@ -82,17 +82,17 @@ def run(
         concurrency: items at a time.
         on_result: told of each result as it comes, in the calling thread.
     """
-    shared = _Shared(items=evaluation.items(num, seed, subject.count_tokens))
-    threads = [
-        threading.Thread(target=_work, args=(shared, subject), daemon=True, name=f"eval-{n}")
-        for n in range(min(concurrency, num))
-    ]
     begin = time.monotonic()
     results: dict[int, Result] = {}
+    threads: list[threading.Thread] = []
     ended_by: BaseException | None = None
+    shared = _Shared(items=evaluation.items(num, seed, subject.count_tokens))
     try:
-        for thread in threads:
+        for number in range(min(concurrency, num)):
+            name = f"eval-{number}"
+            thread = threading.Thread(target=_work, args=(shared, subject), daemon=True, name=name)
             thread.start()
+            threads.append(thread)
         ended_by = _collect(shared, len(threads), results, on_result)
     except KeyboardInterrupt as error:
         ended_by = error

@@ -1,0 +1,111 @@
+"""`twinspark eval` as a process: on the demo pack and on our own server, whole and cut short."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.fake_api import MODELS, FakeReply, fake_api, not_there
+from tests.live_server import wait_until
+from tests.server_process import ServerProcess
+
+TWINSPARK = [sys.executable, "-m", "twinspark"]
+
+
+def evaluated(*arguments: str, json_path: Path, code: int = 0) -> tuple[Any, str, str]:
+    """The document of a run, its stdout and its stderr."""
+    done = subprocess.run(
+        [*TWINSPARK, "eval", *arguments, "--json", str(json_path)],
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    return json.loads(json_path.read_text()), done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    process = ServerProcess([*TWINSPARK, "serve", "--port", "0"])
+    try:
+        process.wait_ready()
+        yield process
+    finally:
+        process.close()
+
+
+def test_a_pack_here_and_behind_a_url_get_the_same_score(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    picture = tmp_path / "text.svg"
+    here, table, told = evaluated(
+        "text", "--cases", "2", "--seed", "3", "--plot", str(picture),
+        json_path=tmp_path / "here.json",
+    )  # fmt: skip
+    there, _, _ = evaluated(
+        "text", "--cases", "2", "--seed", "3", "--base-url", server.url,
+        json_path=tmp_path / "there.json",
+    )  # fmt: skip
+    assert list(here["by"]) == ["code", "prose"] and 0 < here["score"] < 1
+    assert (here["cases"], here["seed"], here["complete"]) == (2, 3, True)
+    assert there["by"] == pytest.approx(here["by"], rel=1e-12)
+    for label, figures in here["figures"].items():
+        assert there["figures"][label] == pytest.approx(figures)
+    assert (here["pack"], there["url"], there["model"]) == ("demo", server.url, here["model"])
+    assert "perplexity" in table and "prose" in table
+    assert "text: 2 of 2 done" in told
+    assert "n = 2, seed 3, demo" in picture.read_text("utf-8")
+
+
+def test_ctrl_c_keeps_what_was_finished(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    command = [*TWINSPARK, "eval", "drafts", "--cases", "40", "--json", str(path)]
+    process = ServerProcess(command)
+    try:
+        wait_until(lambda: "drafts: 4 of 40 done" in process.said, 60)
+        process.process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    finally:
+        process.close()
+    found = json.loads(path.read_text())
+    assert (found["complete"], found["ended_by"], found["wanted"]) == (False, "interrupted", 40)
+    assert 4 <= found["cases"] < 40 and found["score"] > 0
+    assert f"ended after {found['cases']} of 40 cases: interrupted" in process.said
+    assert "Traceback" not in process.said
+
+
+def test_a_server_that_dies_midway(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    server = ServerProcess([*TWINSPARK, "serve", "--port", "0"])
+    process: ServerProcess | None = None
+    try:
+        url = server.wait_ready()
+        command = [*TWINSPARK, "eval", "drafts", "--cases", "40", "--base-url", url]
+        process = ServerProcess([*command, "--json", str(path)])
+        wait_until(lambda: "drafts: 4 of 40 done" in process.said, 120)
+        server.close()
+        assert process.wait(60) == 1
+        found = json.loads(path.read_text())
+        assert not found["complete"] and 4 <= found["cases"] < 40
+        assert found["score"] > 0 and {"code", "prose"} <= set(found["by"])
+        assert f"{url} does not answer any more" in found["ended_by"]
+        assert found["ended_by"] in process.said and "Traceback" not in process.said
+    finally:
+        server.close()
+        if process is not None:
+            process.close()
+
+
+def test_what_another_server_cannot_be_measured_by_is_told(tmp_path: Path) -> None:
+    def answering(path: str, body: Any) -> FakeReply:
+        return FakeReply(MODELS) if path == "/v1/models" else not_there(path)
+
+    with fake_api(answering) as api:
+        found, _, told = evaluated(
+            "text", "--base-url", api.url, json_path=tmp_path / "out.json", code=1
+        )
+    assert (found["cases"], found["score"], found["complete"]) == (0, None, False)
+    assert "needs completions with echo and logprobs" in found["ended_by"]
+    assert found["ended_by"] in told

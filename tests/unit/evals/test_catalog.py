@@ -1,0 +1,72 @@
+import dataclasses
+from itertools import pairwise
+
+import pytest
+from tests.scripted_subject import ScriptedSubject
+
+from twinspark.errors import ConfigError
+from twinspark.evals.case import Answer
+from twinspark.evals.catalog import (
+    ENTRIES,
+    MAX_LENGTH,
+    Entry,
+    Options,
+    find,
+    fitting_lengths,
+    parse_lengths,
+)
+
+LONG = dataclasses.replace(ENTRIES[0], lengths=(64, 256), shortest=16, reply_tokens=10)
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_every_entry_makes_the_same_items_for_a_seed(entry: Entry) -> None:
+    options = Options(lengths=entry.lengths[:1])
+
+    def asked(seed: int) -> tuple[list[str], list[object]]:
+        texts: list[object] = []
+        subject = ScriptedSubject(
+            lambda messages, fields: Answer(completion_tokens=1, rounds=1),
+            scores=lambda text: [-float(len(texts) or texts.append(text) or 1)],
+        )
+        evaluation = entry.make(options)
+        assert (evaluation.name, evaluation.summary) == (entry.name, entry.summary)
+        items = list(evaluation.items(6, seed, lambda text: len(text) // 4))
+        for item in items:
+            item.measure(subject)
+        return [item.label for item in items], texts + subject.asked
+
+    labels, requests = asked(1)
+    assert len(labels) == 6
+    assert asked(1) == (labels, requests)
+    assert asked(2)[0] == labels and asked(2)[1] != requests
+
+
+def test_names_differ_and_unknown_ones_list_the_known() -> None:
+    names = sorted(entry.name for entry in ENTRIES)
+    assert all(a != b for a, b in pairwise(names))
+    assert find("text").name == "text"
+    with pytest.raises(ConfigError) as caught:
+        find("texts")
+    assert all(name in str(caught.value) for name in [*names, "'texts'", "and all"])
+
+
+def test_lengths() -> None:
+    assert parse_lengths(None, LONG) == (64, 256)
+    assert parse_lengths("4096, 512,4096", LONG) == (512, 4096)
+
+
+@pytest.mark.parametrize("text", ["", "1k", "12.5", "64,,128", "8", "-64", str(MAX_LENGTH + 1)])
+def test_lengths_that_are_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="--lengths is"):
+        parse_lengths(text, LONG)
+
+
+def test_lengths_over_the_context_are_left_out_and_named() -> None:
+    assert fitting_lengths((64, 256), LONG, None) == ((64, 256), ())
+    assert fitting_lengths((64, 256), LONG, 266) == ((64, 256), ())
+    fits, skipped = fitting_lengths((64, 256), LONG, 265)
+    assert fits == (64,)
+    assert skipped == ("length 256: with its reply it needs 266 tokens, the context is 265",)
+    with pytest.raises(ConfigError, match="none of the lengths 64, 256"):
+        fitting_lengths((64, 256), LONG, 40)
