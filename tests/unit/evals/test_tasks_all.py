@@ -8,12 +8,13 @@ import pytest
 
 from twinspark.config.paths import demo_pack_path
 from twinspark.evals.tasks.examples import TRAINING_SEEDS, conversation, ideal_answer, turns
+from twinspark.evals.tasks.needle import Needle
 from twinspark.evals.tasks.sums import Sums
 from twinspark.text.reply import ReplyText
 from twinspark.text.segments import encode_segments
 from twinspark.text.tokenizer import EOS, Tokenizer
 
-TASKS = {task.name: task for task in (Sums(),)}
+TASKS = {task.name: task for task in (Sums(), Needle((512, 640)))}
 every_task = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 SMALL_SPACE = {"sums": 0.05}
 """Share of cases that training and evaluation may have in common, where there are few to draw."""

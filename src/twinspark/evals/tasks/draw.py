@@ -40,3 +40,15 @@ def listed(items: Sequence[str]) -> str:
 def made_up(r: random.Random, words: Sequence[str], *, num_parts: int = 3) -> str:
     """A word that means nothing, out of syllables."""
     return "".join(r.choice(words) for _ in range(num_parts))
+
+
+def plural(thing: str) -> str:
+    """Several of a thing."""
+    if thing.endswith(("knife", "shelf")):
+        return thing.removesuffix("fe").removesuffix("f") + "ves"
+    return thing + ("es" if thing.endswith(("x", "s", "sh", "ch")) else "s")
+
+
+def with_article(noun: str) -> str:
+    """A thing."""
+    return f"{'an' if noun[0] in 'aeio' else 'a'} {noun}"

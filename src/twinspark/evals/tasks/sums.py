@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import Any
 
 from twinspark.evals.case import Answer, Case, CountTokens, Step
-from twinspark.evals.tasks.draw import PLAIN, THINKING, case_random, last_number
+from twinspark.evals.tasks.draw import PLAIN, THINKING, case_random, last_number, plural
 from twinspark.evals.tasks.words import NAMES, THINGS
 
 LABELS = ("thinking", "plain")
@@ -145,11 +145,5 @@ def _question(r: random.Random, sign: str, a: int, b: int) -> str:
     form = r.choice(_ASK if r.random() < 0.7 else _STORIES[sign])
     written, word = _SIGNS[sign]
     return form.format(
-        a=a, b=b, sign=written, word=word, name=r.choice(NAMES), things=_plural(r.choice(THINGS))
+        a=a, b=b, sign=written, word=word, name=r.choice(NAMES), things=plural(r.choice(THINGS))
     )
-
-
-def _plural(thing: str) -> str:
-    if thing == "knife":
-        return "knives"
-    return thing + ("es" if thing.endswith(("x", "s", "sh", "ch")) else "s")

@@ -45,7 +45,7 @@ THINGS = (
 ).split()
 
 ANIMALS = (
-    "cat dog horse cow sheep goat pig duck goose hen fox wolf bear deer rabbit mouse otter seal "
+    "cat dog horse cow hare goat pig duck crane hen fox moth bear crab rabbit ant otter seal "
     "whale eagle owl raven sparrow swan turtle frog lizard snake bee spider donkey camel lion "
     "tiger monkey beaver badger hedgehog squirrel heron"
 ).split()
@@ -80,7 +80,7 @@ MONTHS = (
 
 VERBS_PAST = (
     "found lost painted repaired sold bought carried cleaned counted described dropped examined "
-    "followed forgot ignored liked moved noticed opened remembered sketched studied visited "
+    "followed ignored liked moved noticed opened remembered sketched studied visited "
     "watched admired borrowed covered"
 ).split()
 
