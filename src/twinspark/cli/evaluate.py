@@ -74,6 +74,7 @@ class Wanted:
     cases: int | None = None
     seed: int = 0
     lengths: str | None = None
+    thinking: bool = False
     pack: Path | None = None
     base_url: str | None = None
     model: str | None = None
@@ -130,6 +131,12 @@ def _add(name: str, entries: tuple[Entry, ...], short: str, teaches: str) -> Non
             help=f"Lengths of needle's prompts in tokens [{default_lengths}].",
             hidden=not default_lengths,
         ),
+        thinking: bool = typer.Option(
+            False,
+            "--thinking",
+            help="Ask with thinking what is else asked without.",
+            hidden=not any(entry.takes_thinking for entry in entries),
+        ),
         pack: PackFolder = None,
         base_url: BaseUrl = None,
         model: Model = None,
@@ -147,6 +154,7 @@ def _add(name: str, entries: tuple[Entry, ...], short: str, teaches: str) -> Non
                 cases=cases,
                 seed=seed,
                 lengths=lengths,
+                thinking=thinking,
                 pack=pack,
                 base_url=base_url,
                 model=model,
@@ -223,6 +231,8 @@ def _check(wanted: Wanted) -> None:
         raise ConfigError(
             f"--lengths has no effect on {wanted.entries[0].name}; only needle has it"
         )
+    if wanted.thinking and not any(entry.takes_thinking for entry in wanted.entries):
+        raise ConfigError(f"--thinking has no effect on {wanted.entries[0].name}; leave it out")
     if wanted.json is not None:
         check_writable(wanted.json, option="--json")
     if wanted.plot is not None:
@@ -246,13 +256,12 @@ def _subject(
     from twinspark.evals.models import loaded_pack
     from twinspark.messages import Loading
 
-    reply_tokens = {entry.name: entry.reply_tokens for entry in wanted.entries}
-    longest = max((max(found) + reply_tokens[name] for name, found in lengths.items()), default=0)
+    longest = max((max(found) for found in lengths.values()), default=0)
     line = LoadingLine(only_terminal=True)
     with loaded_pack(
         wanted.pack,
         concurrency=wanted.concurrency,
-        context_tokens=longest,
+        context_tokens=longest + catalog.room(thinks=wanted.thinking),
         device=wanted.device,
         on_progress=lambda phase, fraction: line.show(Loading(phase=phase, fraction=fraction)),
     ) as model:
@@ -263,8 +272,10 @@ def _subject(
 def _run_one(
     wanted: Wanted, entry: Entry, lengths: tuple[int, ...], subject: "Subject", concurrency: int
 ) -> Report:
-    fitting, skipped = catalog.fitting_lengths(lengths, entry, subject.context_tokens)
-    evaluation = entry.make(Options(lengths=fitting))
+    fitting, skipped = catalog.fitting_lengths(
+        lengths, catalog.room(thinks=wanted.thinking), subject.context_tokens
+    )
+    evaluation = entry.make(Options(lengths=fitting, thinks=wanted.thinking))
     num = wanted.cases or entry.cases
     with progress(entry.name, num) as on_result:
         done = run(
@@ -281,6 +292,7 @@ def _run_one(
         kind="pack" if wanted.base_url is None else "url",
         place=subject.place,
         seed=wanted.seed,
+        thinks=wanted.thinking and entry.takes_thinking,
         skipped=skipped,
     )
     return make_report(asked, evaluation, done, subject)

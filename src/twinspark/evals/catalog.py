@@ -8,12 +8,20 @@ from dataclasses import dataclass
 
 from twinspark.errors import ConfigError
 from twinspark.evals.evaluation import Evaluation
+from twinspark.evals.judged import Judged
 from twinspark.evals.plot import Picture
+from twinspark.evals.tasks import needle
+from twinspark.evals.tasks.count import Count
 from twinspark.evals.tasks.drafts import Drafts
+from twinspark.evals.tasks.effort import Effort
+from twinspark.evals.tasks.needle import Needle
+from twinspark.evals.tasks.sums import Sums
 from twinspark.evals.tasks.text import TextPerplexity
+from twinspark.evals.tasks.tools import Tools
 
-MAX_SEED = 999_999  # larger ones are for training
+MAX_SEED = 999_999  # larger ones are for training, see tasks/examples.py
 MAX_LENGTH = 1 << 24
+REPLY_ROOM, THINKING_ROOM = 128, 1152  # tokens that a prompt of a length needs besides it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +29,7 @@ class Options:
     """What a user may say about an evaluation besides the number of its cases and their seed."""
 
     lengths: tuple[int, ...] = ()
+    thinks: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +43,9 @@ class Entry:
         cases: their number where the user says none.
         picture: what its plot shows.
         make: the evaluation.
+        takes_thinking: whether it can be asked with thinking, besides without.
         lengths: of its prompts, where the user names none; empty where it has no such option.
         shortest: length that can be made.
-        reply_tokens: what a prompt of a length needs besides it.
     """
 
     name: str
@@ -45,12 +54,96 @@ class Entry:
     cases: int
     picture: Picture
     make: Callable[[Options], Evaluation]
+    takes_thinking: bool = False
     lengths: tuple[int, ...] = ()
     shortest: int = 1
-    reply_tokens: int = 0
+
+
+def _json(options: Options) -> Evaluation:
+    from twinspark.evals.tasks.json_schema import JsonSchema  # brings the tokenizers package
+
+    return Judged(JsonSchema(thinks=options.thinks))
 
 
 ENTRIES: tuple[Entry, ...] = (
+    Entry(
+        name="needle",
+        summary=Needle.summary,
+        teaches=(
+            "Hides facts such as access codes in generated text of a length in tokens, beside "
+            "others that look like them, and asks for them at the end. Right is the value asked "
+            "for, and no other. Read the score by length; lengths that do not fit the context "
+            "are left out and named."
+        ),
+        cases=40,
+        picture="lengths",
+        make=lambda options: Judged(Needle(options.lengths, thinks=options.thinks)),
+        takes_thinking=True,
+        lengths=needle.LENGTHS,
+        shortest=needle.SHORTEST,
+    ),
+    Entry(
+        name="tools",
+        summary=Tools.summary,
+        teaches=(
+            "Offers generated tools and asks for something that one of them does; in two steps "
+            "the tool's result comes back and must be used. Right is the right tool with the "
+            "right arguments, and then the right answer."
+        ),
+        cases=40,
+        picture="shares",
+        make=lambda options: Judged(Tools(thinks=options.thinks)),
+        takes_thinking=True,
+    ),
+    Entry(
+        name="json",
+        summary="write facts as JSON of a schema, held to it and not",
+        teaches=(
+            "Tells facts and asks for them as JSON of a schema: plain, and held to the schema by "
+            "response_format (grammar). Right is JSON with exactly these values."
+        ),
+        cases=40,
+        picture="shares",
+        make=_json,
+        takes_thinking=True,
+    ),
+    Entry(
+        name="sums",
+        summary=Sums.summary,
+        teaches=(
+            "Asks for sums, differences and products of two-digit numbers, bare and in small "
+            "stories, with thinking and without. Right is the right last number of the answer."
+        ),
+        cases=50,
+        picture="shares",
+        make=lambda _options: Judged(Sums()),
+    ),
+    Entry(
+        name="effort",
+        summary=Effort.summary,
+        teaches=(
+            "Asks the same sums of several numbers at reasoning efforts 10, 50, 75 and 100. Read "
+            "the tokens by effort beside the share of right ones: more effort should think more. "
+            "Efforts with a word are sent as that word; 10 goes as a number, which some servers "
+            "refuse."
+        ),
+        cases=40,
+        picture="effort",
+        make=lambda _options: Judged(Effort()),
+    ),
+    Entry(
+        name="count",
+        summary=Count.summary,
+        teaches=(
+            "Asks for all numbers from one to another, up to 1 to 200, with commas or one a line. "
+            "Right is all of them in order and nothing else. Tokens a round say what drafts bring "
+            "on text that is easy to foresee."
+        ),
+        cases=15,
+        picture="shares",
+        make=lambda options: Judged(Count(thinks=options.thinks)),
+        takes_thinking=True,
+    ),
     Entry(
         name="text",
         summary=TextPerplexity.summary,
@@ -116,27 +209,31 @@ def parse_lengths(text: str | None, entry: Entry) -> tuple[int, ...]:
     return tuple(found)
 
 
+def room(*, thinks: bool) -> int:
+    """Tokens that the reply to a prompt of a length may need."""
+    return THINKING_ROOM if thinks else REPLY_ROOM
+
+
 def fitting_lengths(
-    lengths: tuple[int, ...], entry: Entry, context_tokens: int | None
+    lengths: tuple[int, ...], room: int, context_tokens: int | None
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The lengths that a context holds, and a sentence about each that it does not.
+    """The lengths that a context holds with room for a reply, and a sentence about each other.
 
     Raises:
         ConfigError: it holds none.
     """
     if not lengths or context_tokens is None:
         return lengths, ()
-    fits = tuple(n for n in lengths if n + entry.reply_tokens <= context_tokens)
+    fits = tuple(n for n in lengths if n + room <= context_tokens)
     skipped = tuple(
-        f"length {n}: with its reply it needs {n + entry.reply_tokens} tokens, the context is "
-        f"{context_tokens}"
+        f"length {n}: with {room} tokens for the reply it is longer than the context of "
+        f"{context_tokens} tokens"
         for n in lengths
         if n not in fits
     )
     if not fits:
         raise ConfigError(
             f"none of the lengths {', '.join(map(str, lengths))} fits the context of "
-            f"{context_tokens} tokens with {entry.reply_tokens} more for the reply; give shorter "
-            "--lengths"
+            f"{context_tokens} tokens with {room} more for the reply; give shorter --lengths"
         )
     return fits, skipped

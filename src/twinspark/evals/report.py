@@ -32,6 +32,7 @@ class Asked:
         kind: whether `place` is a pack's folder or a server's address.
         place: where the model is.
         seed: of the cases.
+        thinks: what could be asked without thinking was asked with it.
         skipped: what was left out beforehand, such as lengths over the context, with the reason.
     """
 
@@ -40,6 +41,7 @@ class Asked:
     kind: Literal["pack", "url"]
     place: str
     seed: int
+    thinks: bool = False
     skipped: tuple[str, ...] = ()
 
 
@@ -161,6 +163,7 @@ def document(report: Report, *, version: str, date: str) -> dict[str, Any]:
         "model": asked.model,
         asked.kind: asked.place,
         "seed": asked.seed,
+        "thinking": asked.thinks,
         "version": version,
         "date": date,
         "seconds": round(report.seconds, 3),

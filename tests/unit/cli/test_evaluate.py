@@ -28,6 +28,9 @@ def said(command: str, capsys: pytest.CaptureFixture[str], *, code: int = 2) -> 
         ("text --seed 1000000", "--seed"),
         ("text --concurrency 0", "--concurrency"),
         ("text --lengths 1024", "--lengths has no effect on text"),
+        ("needle --lengths 1k", "--lengths is '1k'"),
+        ("needle --lengths 64", "expected lengths of 512 to"),
+        ("sums --thinking", "--thinking has no effect on sums"),
         ("text --plot a.gif", "--plot is a.gif"),
         ("text --plot /nowhere/a.png", "cannot write --plot"),
         ("text --json /nowhere/a.json", "cannot write --json"),
@@ -55,6 +58,7 @@ def test_help_names_every_evaluation_and_teaches_each(capsys: pytest.CaptureFixt
         assert " ".join(entry.teaches.split()[:4]) in " ".join(one.split())
         assert f"[{entry.cases}]" in one
         assert ("--lengths" in one) == bool(entry.lengths)
+        assert ("--thinking" in one) == entry.takes_thinking
     assert "\n  all " in told
 
 

@@ -9,14 +9,22 @@ from twinspark.evals.case import Answer
 from twinspark.evals.catalog import (
     ENTRIES,
     MAX_LENGTH,
+    MAX_SEED,
     Entry,
     Options,
     find,
     fitting_lengths,
     parse_lengths,
+    room,
 )
+from twinspark.evals.tasks.examples import TRAINING_SEEDS
+from twinspark.evals.tasks.needle import Needle
 
-LONG = dataclasses.replace(ENTRIES[0], lengths=(64, 256), shortest=16, reply_tokens=10)
+LONG = dataclasses.replace(ENTRIES[0], lengths=(64, 256), shortest=16)
+
+
+def by_words(text: str) -> int:
+    return len(text.split())
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
@@ -31,7 +39,7 @@ def test_every_entry_makes_the_same_items_for_a_seed(entry: Entry) -> None:
         )
         evaluation = entry.make(options)
         assert (evaluation.name, evaluation.summary) == (entry.name, entry.summary)
-        items = list(evaluation.items(6, seed, lambda text: len(text) // 4))
+        items = list(evaluation.items(6, seed, by_words))
         for item in items:
             item.measure(subject)
         return [item.label for item in items], texts + subject.asked
@@ -63,10 +71,22 @@ def test_lengths_that_are_none(text: str) -> None:
 
 
 def test_lengths_over_the_context_are_left_out_and_named() -> None:
-    assert fitting_lengths((64, 256), LONG, None) == ((64, 256), ())
-    assert fitting_lengths((64, 256), LONG, 266) == ((64, 256), ())
-    fits, skipped = fitting_lengths((64, 256), LONG, 265)
+    assert fitting_lengths((64, 256), 10, None) == ((64, 256), ())
+    assert fitting_lengths((64, 256), 10, 266) == ((64, 256), ())
+    fits, skipped = fitting_lengths((64, 256), 10, 265)
     assert fits == (64,)
-    assert skipped == ("length 256: with its reply it needs 266 tokens, the context is 265",)
+    assert skipped == (
+        "length 256: with 10 tokens for the reply it is longer than the context of 265 tokens",
+    )
     with pytest.raises(ConfigError, match="none of the lengths 64, 256"):
-        fitting_lengths((64, 256), LONG, 40)
+        fitting_lengths((64, 256), 10, 40)
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+def test_the_room_holds_the_longest_reply_of_needle(thinks: bool) -> None:
+    most = max(case.max_tokens for case in Needle((512,), thinks=thinks).cases(4, 0, by_words))
+    assert most < room(thinks=thinks) < most + 64
+
+
+def test_no_seed_is_one_of_training() -> None:
+    assert MAX_SEED == TRAINING_SEEDS - 1

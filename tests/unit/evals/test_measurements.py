@@ -84,7 +84,7 @@ def test_drafts_asks_for_three_kinds_of_text_without_thinking() -> None:
     subject = ScriptedSubject(reply)
     results = [item.measure(subject) for item in task.items(6, 0, len)]
     assert [r.label for r in results] == ["code", "prose", "structured"] * 2
-    assert all(fields["reasoning_effort"] == "none" for fields in asked)
+    assert all(fields["chat_template_kwargs"]["thinking"] is False for fields in asked)
     forms = [fields.get("response_format", {}).get("type") for fields in asked]
     assert forms == [None, None, "json_schema"] * 2
     assert task.score(results) == pytest.approx(0.75)

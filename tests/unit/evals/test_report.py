@@ -53,6 +53,7 @@ def test_the_document_of_a_whole_run() -> None:
         "model": "m",
         "url": "http://h/v1",
         "seed": 7,
+        "thinking": False,
         "version": "1.2",
         "date": "2026-12-01",
         "seconds": 1.235,

@@ -12,6 +12,7 @@ from typing import Any
 from twinspark.errors import RequestError
 from twinspark.evals.case import NOT_MEASURABLE, CountTokens, Subject
 from twinspark.evals.evaluation import Item, Result, tokens_a_round
+from twinspark.evals.tasks.draw import PLAIN
 
 MAX_TOKENS = 128
 
@@ -70,7 +71,7 @@ class _Replied:
     def __init__(self, label: str, text: str, fields: Mapping[str, Any]) -> None:
         self._label = label
         self._messages = [{"role": "user", "content": text}]
-        self._fields = {"reasoning_effort": "none", **fields}
+        self._fields = {**PLAIN, **fields}
 
     def __call__(self, subject: Subject) -> Result:
         answer = subject.ask(self._messages, self._fields, MAX_TOKENS)
