@@ -1,6 +1,7 @@
 """`twinspark eval` as a process: on the demo pack and on our own server, whole and cut short."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -9,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fake_api import MODELS, FakeReply, fake_api, not_there
+from tests.fake_api import MODELS, FakeReply, chat_reply, fake_api, not_there
 from tests.live_server import wait_until
 from tests.server_process import ServerProcess
+
+from twinspark.evals.catalog import ENTRIES
 
 TWINSPARK = [sys.executable, "-m", "twinspark"]
 
@@ -109,3 +112,49 @@ def test_what_another_server_cannot_be_measured_by_is_told(tmp_path: Path) -> No
     assert (found["cases"], found["score"], found["complete"]) == (0, None, False)
     assert "needs completions with echo and logprobs" in found["ended_by"]
     assert found["ended_by"] in told
+
+
+def test_all_of_a_plain_server_leaves_out_what_it_cannot_be_measured_by(tmp_path: Path) -> None:
+    """Chat and usage are all that it has."""
+
+    def answering(path: str, body: Any) -> FakeReply:
+        if path == "/v1/chat/completions":
+            num_chars = sum(len(str(m.get("content"))) for m in body["messages"])
+            return chat_reply("It is 7.", completion_tokens=4, prompt_tokens=num_chars // 4)
+        return FakeReply(MODELS) if path == "/v1/models" else not_there(path)
+
+    picture = tmp_path / "all.svg"
+    with fake_api(answering) as api:
+        found, table, told = evaluated(
+            "all", "--cases", "4", "--lengths", "512,1024", "--base-url", api.url,
+            "--plot", str(picture), json_path=tmp_path / "out.json",
+        )  # fmt: skip
+    names = [entry.name for entry in ENTRIES]
+    assert [one["name"] for one in found] == names
+    for one in found:
+        measured = one["name"] not in ("text", "drafts")
+        assert one["complete"] == measured and one["cases"] == 4 * measured
+        assert one["score"] == (0.0 if measured else None)
+        assert one["tokens_a_round"] is None
+    assert list(found[0]["by"]) == ["512", "1024"]
+    assert "estimated: 4.0" in found[0]["notes"][0] and found[1]["notes"] == []
+    assert "drafts: ended after 0 of 4 cases: the server does not say how many rounds" in told
+    assert all(name in table for name in names)
+    assert {"needle", "count"} <= set(re.findall(r">(\w+)<", picture.read_text("utf-8")))
+
+
+def test_lengths_over_the_servers_context_are_skipped(tmp_path: Path) -> None:
+    def answering(path: str, body: Any) -> FakeReply:
+        if path == "/v1/chat/completions":
+            return chat_reply("?", completion_tokens=1, prompt_tokens=1000)
+        return FakeReply(MODELS) if path == "/v1/models" else not_there(path)
+
+    with fake_api(answering) as api:
+        found, _, told = evaluated(
+            "needle", "--cases", "3", "--lengths", "600,4000", "--model", "second",
+            "--base-url", api.url, json_path=tmp_path / "out.json",
+        )  # fmt: skip
+    assert found["by"] == {"600": 0.0} and found["cases"] == 3
+    assert "length 4000" in found["skipped"][0] and found["skipped"][0] in told
+    assert "4096" in found["skipped"][0]
+    assert len(found["wrong"]) == 3 and found["wrong"][0]["got"] == "?"

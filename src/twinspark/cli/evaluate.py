@@ -8,7 +8,7 @@ finished is printed and written in every case.
 import datetime
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,12 +18,12 @@ from typer.core import TyperGroup
 from twinspark.cli import ranks
 from twinspark.cli.console import LoadingLine, check_writable, say
 from twinspark.cli.evaluate_output import progress, show_overview, show_report
-from twinspark.errors import ConfigError
+from twinspark.errors import ConfigError, RequestError
 from twinspark.evals import catalog
 from twinspark.evals.catalog import MAX_SEED, Entry, Options
 from twinspark.evals.plot import KINDS, check_plot, draw, draw_overview
 from twinspark.evals.report import INTERRUPTED, Asked, Report, document, make_report, write_json
-from twinspark.evals.run import run
+from twinspark.evals.run import Run, run
 from twinspark.version import VERSION
 
 if TYPE_CHECKING:
@@ -190,6 +190,7 @@ def evaluate(wanted: Wanted) -> None:
     Raises:
         ConfigError: options do not fit together, or there is no such server.
         PackError: something is wrong with the pack.
+        RequestError: the context is too short for all lengths of the only evaluation.
     """
     _check(wanted)
     lengths = {
@@ -205,6 +206,7 @@ def evaluate(wanted: Wanted) -> None:
                 _write(wanted.json, reports, is_list=len(wanted.entries) > 1)
             if report.has_lost_subject:
                 break
+    _tell_not_run(wanted.entries[len(reports) :])
     if len(reports) > 1:
         show_overview(reports)
     if wanted.plot is not None:
@@ -272,11 +274,24 @@ def _subject(
 def _run_one(
     wanted: Wanted, entry: Entry, lengths: tuple[int, ...], subject: "Subject", concurrency: int
 ) -> Report:
-    fitting, skipped = catalog.fitting_lengths(
-        lengths, catalog.room(thinks=wanted.thinking), subject.context_tokens
+    asked = Asked(
+        name=entry.name,
+        model=subject.name,
+        kind="pack" if wanted.base_url is None else "url",
+        place=subject.place,
+        seed=wanted.seed,
+        thinks=wanted.thinking and entry.takes_thinking,
     )
-    evaluation = entry.make(Options(lengths=fitting, thinks=wanted.thinking))
     num = wanted.cases or entry.cases
+    room = catalog.room(thinks=wanted.thinking)
+    try:
+        fitting, skipped = catalog.fitting_lengths(lengths, room, subject.context_tokens)
+    except RequestError as error:
+        if len(wanted.entries) == 1:
+            raise
+        none = Run(results=(), wanted=num, seconds=0.0, ended_by=error)
+        return make_report(asked, entry.make(Options(lengths=lengths)), none)
+    evaluation = entry.make(Options(lengths=fitting, thinks=wanted.thinking))
     with progress(entry.name, num) as on_result:
         done = run(
             evaluation,
@@ -286,16 +301,13 @@ def _run_one(
             concurrency=concurrency,
             on_result=on_result,
         )
-    asked = Asked(
-        name=entry.name,
-        model=subject.name,
-        kind="pack" if wanted.base_url is None else "url",
-        place=subject.place,
-        seed=wanted.seed,
-        thinks=wanted.thinking and entry.takes_thinking,
-        skipped=skipped,
-    )
-    return make_report(asked, evaluation, done, subject)
+    notes = subject.notes if entry.lengths else ()  # they are about counting tokens
+    return make_report(replace(asked, skipped=skipped), evaluation, done, notes=notes)
+
+
+def _tell_not_run(entries: Sequence[Entry]) -> None:
+    if entries:
+        say(f"not run: {', '.join(entry.name for entry in entries)}")
 
 
 def _write(path: Path, reports: Sequence[Report], *, is_list: bool) -> None:

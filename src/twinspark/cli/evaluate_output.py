@@ -18,7 +18,7 @@ WIDTH = 120  # of tables that go to a file
 LINES = 10  # of progress where stderr is no terminal
 SHOWN_WRONG = 3
 SHOWN_CAUSES = 3
-HEADINGS = {"right": "right", "tokens": "tokens", "tokens a round": "tokens/round"}
+HEADINGS = {"tokens a round": "tokens/round"}
 
 
 @contextmanager
@@ -127,25 +127,24 @@ def _table(report: "Report") -> object:
     table = Table(title=Text(title), show_footer=len(report.rows) > 1)
     table.add_column("", footer="all")
     table.add_column("cases", justify="right", footer=str(total.cases))
-    for name in names:
-        value = total.figures.get(name)
-        table.add_column(
-            HEADINGS.get(name, name),
-            justify="right",
-            footer="" if value is None else _number(value),
-        )
+    columns = [_column([row.figures.get(name) for row in (*report.rows, total)]) for name in names]
+    for name, column in zip(names, columns, strict=True):
+        table.add_column(HEADINGS.get(name, name), justify="right", footer=column[-1])
     table.add_column("score", justify="right", footer=f"{total.score:.3f}")
-    for row in report.rows:
-        values = [row.figures.get(name) for name in names]
-        told = ["" if value is None else _number(value) for value in values]
-        table.add_row(Text(row.label), str(row.cases), *told, f"{row.score:.3f}")
+    for number, row in enumerate(report.rows):
+        figures = [column[number] for column in columns]
+        table.add_row(Text(row.label), str(row.cases), *figures, f"{row.score:.3f}")
     return table
 
 
-def _number(value: float) -> str:
-    if value == int(value) or abs(value) >= 1000:
-        return f"{value:.0f}"
-    return f"{value:.2f}" if abs(value) < 100 else f"{value:.1f}"
+def _column(values: "Sequence[float | None]") -> list[str]:
+    """Figures with as many decimals as tell them apart."""
+    known = [value for value in values if value is not None]
+    largest = max(known, default=0.0)
+    decimals = 2 if largest < 10 else 1 if largest < 1000 else 0
+    if all(value == int(value) for value in known):
+        decimals = 0
+    return ["" if value is None else f"{value:.{decimals}f}" for value in values]
 
 
 def _show_wrong(report: "Report", out: "Console") -> None:

@@ -125,7 +125,7 @@ class Subject(Protocol):
 
     @property
     def notes(self) -> Sequence[str]:
-        """What a reader of its scores should know, such as that tokens are estimated."""
+        """How it counts tokens, where a reader of scores by length should know: by an estimate."""
         ...
 
     def ask(

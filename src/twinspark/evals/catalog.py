@@ -6,7 +6,8 @@ Read next: `tasks/`, `run.py`; `cli/evaluate.py` makes one command of each.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from twinspark.errors import ConfigError
+from twinspark.errors import ConfigError, RequestError
+from twinspark.evals.case import NOT_MEASURABLE
 from twinspark.evals.evaluation import Evaluation
 from twinspark.evals.judged import Judged
 from twinspark.evals.plot import Picture
@@ -220,7 +221,7 @@ def fitting_lengths(
     """The lengths that a context holds with room for a reply, and a sentence about each other.
 
     Raises:
-        ConfigError: it holds none.
+        RequestError: it holds none.
     """
     if not lengths or context_tokens is None:
         return lengths, ()
@@ -232,8 +233,9 @@ def fitting_lengths(
         if n not in fits
     )
     if not fits:
-        raise ConfigError(
+        raise RequestError(
             f"none of the lengths {', '.join(map(str, lengths))} fits the context of "
-            f"{context_tokens} tokens with {room} more for the reply; give shorter --lengths"
+            f"{context_tokens} tokens with {room} more for the reply; give shorter --lengths",
+            code=NOT_MEASURABLE,
         )
     return fits, skipped

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import orjson
 
 from twinspark.errors import ConfigError, EngineDied
-from twinspark.evals.case import NOT_MEASURABLE, Subject
+from twinspark.evals.case import NOT_MEASURABLE
 from twinspark.evals.evaluation import Evaluation, Result, Wrong, tokens_a_round
 from twinspark.evals.run import Run
 
@@ -73,7 +73,7 @@ class Report:
         is_not_measurable: it ended because the subject cannot be measured so at all.
         has_lost_subject: it ended because nothing more can be asked: Ctrl-C, or the subject has
             gone or refuses the key.
-        notes: of the subject.
+        notes: what a reader of the scores should know.
     """
 
     asked: Asked
@@ -101,8 +101,10 @@ class Report:
         return (self.total.cases if self.total else 0) - sum(self.causes.values())
 
 
-def make_report(asked: Asked, evaluation: Evaluation, run: Run, subject: Subject) -> Report:
-    """Add up a run."""
+def make_report(
+    asked: Asked, evaluation: Evaluation, run: Run, *, notes: Sequence[str] = ()
+) -> Report:
+    """Add up a run; `notes` are what a reader of its scores should know."""
     groups: dict[str, list[Result]] = {}
     for result in run.results:
         groups.setdefault(result.label, []).append(result)
@@ -120,7 +122,7 @@ def make_report(asked: Asked, evaluation: Evaluation, run: Run, subject: Subject
         ended_by=_reason(run.ended_by),
         is_not_measurable=getattr(run.ended_by, "code", None) == NOT_MEASURABLE,
         has_lost_subject=isinstance(run.ended_by, _LOST),
-        notes=tuple(subject.notes),
+        notes=tuple(notes),
     )
 
 

@@ -72,7 +72,7 @@ def run(
 
     An item that cannot be asked counts as wrong with its cause. The run ends early, with what is
     there, on Ctrl-C, when the subject has gone, when it cannot be measured so at all, and when it
-    refuses everything from the start.
+    refuses everything from the start. After the last two the subject can be asked other things.
 
     Args:
         evaluation: what is measured.
@@ -96,11 +96,12 @@ def run(
         ended_by = _collect(shared, len(threads), results, on_result)
     except KeyboardInterrupt as error:
         ended_by = error
-    if ended_by is not None:
-        shared.is_over.set()
+    shared.is_over.set()
+    will_end = ended_by is None or isinstance(ended_by, RequestError)
+    if not will_end:
         subject.cancel()
     for thread in threads:
-        thread.join(JOIN_S)  # one that waits for a server is left to its fate
+        thread.join(None if will_end else JOIN_S)  # one that waits for a dead server is left there
     if ended_by is not None and not isinstance(ended_by, KeyboardInterrupt | TwinSparkError):
         raise ended_by
     return Run(

@@ -4,7 +4,7 @@ from itertools import pairwise
 import pytest
 from tests.scripted_subject import ScriptedSubject
 
-from twinspark.errors import ConfigError
+from twinspark.errors import ConfigError, RequestError
 from twinspark.evals.case import Answer
 from twinspark.evals.catalog import (
     ENTRIES,
@@ -78,7 +78,7 @@ def test_lengths_over_the_context_are_left_out_and_named() -> None:
     assert skipped == (
         "length 256: with 10 tokens for the reply it is longer than the context of 265 tokens",
     )
-    with pytest.raises(ConfigError, match="none of the lengths 64, 256"):
+    with pytest.raises(RequestError, match="none of the lengths 64, 256"):
         fitting_lengths((64, 256), 10, 40)
 
 

@@ -104,9 +104,11 @@ def test_what_cannot_be_measured_at_all_ends_the_run() -> None:
     def reply(messages: Sequence[Message], fields: Mapping[str, Any]) -> Answer:
         raise RequestError("no rounds", code=NOT_MEASURABLE)
 
-    done = run_doubles(ScriptedSubject(reply))
+    subject = ScriptedSubject(reply)
+    done = run_doubles(subject)
     assert isinstance(done.ended_by, RequestError) and str(done.ended_by) == "no rounds"
     assert done.results == ()
+    assert not subject.cancelled.is_set()  # the next evaluation asks it
 
 
 def test_a_subject_that_refuses_everything_is_not_asked_to_the_end() -> None:
