@@ -231,12 +231,16 @@ class ChatReply:
                 if isinstance(part, Started):
                     continue
                 index = part.choice
-                if index not in frames:
-                    frames[index] = ChunkFrames(self._head, index, nothing_yet)
-                    yield frames[index].frame({"role": "assistant", "content": ""})
+                own = frames.get(index)
+                if own is None:
+                    own = frames[index] = ChunkFrames(self._head, index, nothing_yet)
+                    yield own.frame({"role": "assistant", "content": ""})
                 if isinstance(part, TextDelta):
+                    if part.content and not (part.reasoning or part.calls or part.scores):
+                        yield own.content(part.content)
+                        continue
                     for delta, logprobs in self._deltas(part):
-                        yield frames[index].frame(delta, logprobs)
+                        yield own.frame(delta, logprobs)
                 elif isinstance(part, Ended):
                     ended.append(part)
                     last = chunk(self._head, {}, index=index, finish_reason=part.finish)
