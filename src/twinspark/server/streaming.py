@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import orjson
 from starlette.types import Receive, Scope, Send
@@ -99,6 +99,33 @@ class Frames:
 
 
 OPENAI_FRAMES = Frames()
+
+
+class Shaped(Protocol):
+    """A reply in the shapes of its route.
+
+    Attributes:
+        news: where its request stands.
+    """
+
+    news: "News"
+
+    def stream(self) -> AsyncGenerator[bytes, None]:
+        """Its framed events."""
+
+    def collect(self) -> Coroutine[Any, Any, dict[str, Any]]:
+        """The whole of it."""
+
+
+def shaped(
+    reply: Shaped, *, is_streamed: bool, keepalive_s: float, headers: Mapping[str, str]
+) -> "EventStream | WholeReply":
+    """A reply as it was asked for: as events or as a whole."""
+    if is_streamed:
+        return EventStream(
+            reply.stream(), keepalive_s=keepalive_s, headers=headers, news=reply.news
+        )
+    return WholeReply(reply.collect(), headers=headers)
 
 
 class WholeReply:
@@ -223,7 +250,8 @@ async def _client_left(receive: Receive) -> None:
 
 async def _end(task: asyncio.Future[Any]) -> None:
     """Cancel a task if it still runs, and wait until it is over; its outcome is dropped."""
-    task.cancel()
-    await asyncio.wait({task})
+    if not task.done():
+        task.cancel()
+        await asyncio.wait({task})
     if not task.cancelled():
         task.exception()
