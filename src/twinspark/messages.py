@@ -5,7 +5,6 @@ Requests carry token ids; text is the server's business. No torch here.
 Read next: `engine/host.py` (engine side), `server/link.py` (server side).
 """
 
-import dataclasses
 import struct
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
@@ -427,7 +426,7 @@ class EngineClient(Protocol):
 
 def pack_message(message: Message) -> bytes:
     """Frame a message for the wire."""
-    body = orjson.dumps({"type": type(message).__name__, **dataclasses.asdict(message)})
+    body = orjson.dumps({"type": type(message).__name__, **vars(message)})
     return _LENGTH.pack(len(body)) + body
 
 
@@ -441,22 +440,25 @@ def parse_message(body: bytes | memoryview) -> Message:
         fields = orjson.loads(body)
         cls = _TYPES[fields.pop("type")]
         for name, value in fields.items():
-            if name in _NESTED and value is not None:
+            if isinstance(value, dict):
                 fields[name] = _NESTED[name](**_tuples(value))
             elif name == "scores":
                 fields[name] = tuple(TokenScore(**_tuples(score)) for score in value)
-        message: Message = cls(**_tuples(fields))
+            elif isinstance(value, list):
+                fields[name] = _tuple(value)
+        message: Message = cls(**fields)
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"not a message between server and engine: {error}") from error
     return message
 
 
 def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
-    return {k: _tuple(v) for k, v in fields.items()}
+    return {k: _tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
 
 
-def _tuple(value: Any) -> Any:
-    return tuple(_tuple(v) for v in value) if isinstance(value, list) else value
+def _tuple(values: list[Any]) -> tuple[Any, ...]:
+    """All of a list are lists, or none is: pairs of numbers, or a hundred thousand ids."""
+    return tuple(map(_tuple, values) if values and isinstance(values[0], list) else values)
 
 
 class FrameReader:

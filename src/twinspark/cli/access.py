@@ -1,7 +1,5 @@
 """Options of `twinspark serve` about who may use the server, and where its keys come from."""
 
-import signal
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -40,15 +38,6 @@ CorsOrigins = Annotated[
     list[str] | None,
     typer.Option(help="Origin whose pages may use the server, or *; repeatable."),
 ]
-
-
-def heed_hangups() -> None:
-    """Let SIGHUP, which asks for the keys to be read again, not end a server that still starts.
-
-    The keys are yet to be read then. A handler, unlike SIG_IGN, is not handed on to processes.
-    """
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 
 def open_keys(

@@ -20,6 +20,7 @@ from twinspark.cli import access, ranks
 from twinspark.cli import serve_options as options
 from twinspark.cli.access import warn_if_open
 from twinspark.cli.console import LoadingLine, say
+from twinspark.cli.hangups import end_by_hangups, heed_hangups
 from twinspark.cli.logs import set_up_logging
 from twinspark.config.env import drop_secrets
 from twinspark.errors import ConfigError
@@ -77,8 +78,7 @@ def serve(
 ) -> None:
     """Serve a pack over the OpenAI and Anthropic APIs."""
     given = dict(locals())
-    if not rank:
-        access.heed_hangups()
+    (end_by_hangups if rank else heed_hangups)()
     from twinspark.config.engine import EngineConfig
     from twinspark.config.load import make_settings, read_sources
     from twinspark.config.server import ServerConfig

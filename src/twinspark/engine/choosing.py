@@ -162,6 +162,11 @@ class Chooser:
             for token in reversed(ahead):
                 self._changes.pop(token)
 
+    def look_ahead(self, drafts: Sequence[int]) -> None:
+        """What the form lets follow each draft, worked out while the device runs their rows."""
+        if self.constraint is not None:
+            self.constraint.look_ahead(drafts)
+
     @property
     def is_bound(self) -> bool:
         """Whether something besides the rows decides what comes."""

@@ -12,6 +12,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from twinspark.errors import TwinSparkError
+
 Bools = npt.NDArray[np.bool_]
 
 
@@ -114,13 +116,26 @@ class ConstrainedReply:
             return None
         if self.is_awake and not ahead:
             return self._allowed_V
-        scout = self._scout
-        if scout is None or scout.tokens != list(ahead[: len(scout.tokens)]):
-            scout = _Scout(self._state.copy())
-        self._scout = None
+        scout, self._scout = self._scout_on(ahead), None
         scout.go(ahead[len(scout.tokens) :])
         self._scout = scout
         return scout.mask()
+
+    def look_ahead(self, ahead: Sequence[int]) -> None:
+        """Find out now what may come after each of these tokens; choosing then need not wait.
+
+        For tokens that the form takes; behind one that it does not nothing is known.
+        """
+        if not self.is_active or not ahead:
+            return
+        scout, self._scout = self._scout_on(ahead), None
+        try:
+            for token in ahead[len(scout.tokens) :]:
+                scout.go((token,))
+                scout.mask()
+        except (ValueError, TwinSparkError):
+            return
+        self._scout = scout
 
     def num_allowed(self, ahead: Sequence[int]) -> int:
         """How many of these tokens it takes, from the first on, once it is awake."""
@@ -133,6 +148,12 @@ class ConstrainedReply:
             except ValueError:
                 return n
         return len(ahead)
+
+    def _scout_on(self, ahead: Sequence[int]) -> "_Scout":
+        scout = self._scout
+        if scout is None or scout.tokens != list(ahead[: len(scout.tokens)]):
+            scout = _Scout(self._state.copy())
+        return scout
 
     def _look(self, num_tokens: int) -> None:
         self._allowed_V = None

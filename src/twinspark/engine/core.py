@@ -7,6 +7,7 @@ rows of all running requests and returns what happened. Not safe for several thr
 
 import logging
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
@@ -243,7 +244,7 @@ class Engine:
             elif self._scheduler.num_waiting and not events:
                 sleep(IDLE_S)
             return events
-        logits = self._runner.run(plan, self._free_rules(plan))
+        logits = self._runner.run(plan, self._free_rules(plan), partial(self._look_ahead, plan))
         self._scheduler.commit_pieces(plan)
         for piece in plan.pieces:
             if piece.wants_logits:
@@ -307,6 +308,10 @@ class Engine:
             return {}
         rules = {w.slot: self._scheduler.running(w.slot).chooser.free_rule for w in plan.windows}
         return {slot: rule for slot, rule in rules.items() if rule is not None}
+
+    def _look_ahead(self, plan: StepPlan) -> None:
+        for window in plan.windows:
+            self._scheduler.running(window.slot).chooser.look_ahead(window.ids[1:])
 
     def _settle(self, window: PlannedRows, logits: StepLogits) -> list[ReplyEvent]:
         """Choose the window's tokens into the reply; a fault ends that reply only."""

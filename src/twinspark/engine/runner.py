@@ -163,13 +163,20 @@ class Runner:
         """Whether tokens are chosen by rules on a device; else rules given to it are not read."""
         return self._rounds is not None
 
-    def run(self, plan: StepPlan, rules: Mapping[int, ChoiceRule] = NO_RULES) -> StepLogits:
+    def run(
+        self,
+        plan: StepPlan,
+        rules: Mapping[int, ChoiceRule] = NO_RULES,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> StepLogits:
         """Run a plan, on the followers too.
 
         Args:
             plan: what to run.
             rules: by slot, where nothing but a rule decides what follows the window's rows; a
                 device may then choose, which spares the way of the logits.
+            meanwhile: work of the host that is done while a device runs the plan; never on a CPU,
+                where the plan has all of it.
         """
         self._followers.step(plan)
         for op in plan.ops:
@@ -189,9 +196,11 @@ class Runner:
         )
         with self._on_device():
             if self._rounds is not None and self._rounds.fits(step):
-                return self._round(self._rounds, step, plan, rules)
+                return self._round(self._rounds, step, plan, rules, meanwhile)
             found_RV = self._model.forward(step, self.caches).logits_RV
             assert found_RV.shape[0] == len(rows), "a wanted row has no logits"
+            if meanwhile is not None and self._rounds is not None:
+                meanwhile()
             chosen = self._choose(found_RV, step, plan, rules)
             logits_RV = to_host(found_RV)
         self._followers.check(logits_RV)
@@ -210,10 +219,17 @@ class Runner:
         return _tokens_by_slot(plan, tokens, rules)
 
     def _round(
-        self, rounds: Rounds, step: StepInput, plan: StepPlan, rules: Mapping[int, ChoiceRule]
+        self,
+        rounds: Rounds,
+        step: StepInput,
+        plan: StepPlan,
+        rules: Mapping[int, ChoiceRule],
+        meanwhile: Callable[[], None] | None,
     ) -> StepLogits:
         """A recorded round; logits are brought over for slots without a rule, or to compare."""
         logits_TV, tokens_T = rounds.run(step, [rules.get(w.slot) for w in plan.windows])
+        if meanwhile is not None:
+            meanwhile()
         windows: dict[int, Logits] = {}
         if self._followers.compares:
             logits_RV = to_host(logits_TV)

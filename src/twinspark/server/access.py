@@ -7,6 +7,7 @@ so. Read next: `keys.py`, `limits.py`.
 
 import asyncio
 import re
+from collections.abc import Sequence
 from ipaddress import IPv6Address, ip_address
 from urllib.parse import urlsplit
 
@@ -17,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from twinspark.config.server import ServerConfig
 from twinspark.server.errors import ApiError, answer, unavailable
+from twinspark.server.guesses import Guesses
 from twinspark.server.keys import Key, KeyRing
 from twinspark.server.limits import Limits
 from twinspark.server.metrics import Tally
@@ -49,6 +51,7 @@ class Access:
         self._tally = tally
         self._keys = keys
         self._limits = limits
+        self._guesses = Guesses()
         self._origins = frozenset(config.cors_origins)
         self._metrics_open = config.metrics_open
         names = [entry.name for entry in FOLDER.iterdir()] if config.page else []
@@ -81,13 +84,13 @@ class Access:
 
     def _check(self, scope: Scope) -> Key | None:
         headers = Headers(scope=scope)
+        _check_one_host(scope, headers)
         self._check_host(headers.get("host"))
         self._check_origin(scope, headers)
         if not self._keys.is_required:
             return None
         presented = presented_keys(headers)
-        found = [self._keys.find(one) for one in presented]
-        key = next((one for one in found if one is not None), None)
+        key = self._judged(scope, presented)
         if key is not None or self._is_open(scope):
             return key
         if self._keys.problem is not None:
@@ -103,6 +106,25 @@ class Access:
             code="invalid_api_key",
             headers={"www-authenticate": "Bearer"},
         )
+
+    def _judged(self, scope: Scope, presented: Sequence[str]) -> Key | None:
+        """Whose keys they are; nobody's where keys cannot be read.
+
+        Raises:
+            ApiError: 429 for an address that has shown too many wrong ones.
+        """
+        if not presented:
+            return None
+        found = [self._keys.find(one) for one in presented]
+        key = next((one for one in found if one is not None), None)
+        address = scope["client"][0] if scope.get("client") else ""
+        refusal = self._guesses.refusal(address, key)
+        if refusal is not None and not self._is_open(scope):
+            raise refusal
+        if refusal is not None or self._keys.problem is not None:
+            return None
+        self._guesses.note(address, key, num_keys=len(presented))
+        return key
 
     def _check_host(self, host: str | None) -> None:
         """Refuse names that only a rebound DNS entry can have brought to a loopback address.
@@ -239,6 +261,17 @@ def key_of(scope: Scope) -> Key | None:
 def _generates(scope: Scope) -> bool:
     path: str = scope["path"]
     return scope["method"] == "POST" and path.rstrip("/").endswith(GENERATING)
+
+
+def _check_one_host(scope: Scope, headers: Headers) -> None:
+    """As HTTP/1.1 wants it (RFC 9112, 3.2), so that all on the way mean the same server."""
+    num_hosts = len(headers.getlist("host"))
+    if num_hosts > 1 or (not num_hosts and scope.get("http_version") == "1.1"):
+        raise ApiError(
+            400,
+            f"the request has {num_hosts or 'no'} Host headers, expected one",
+            code="host_header",
+        )
 
 
 def _host_name(host: str) -> str | None:

@@ -137,12 +137,12 @@ async def metrics(request: Request) -> Response:
 
 def _routes(config: ServerConfig) -> list[Route]:
     return [
+        *_at_any_base("/chat/completions", chat_completions, "POST"),  # asked most, tried first
         Route("/health", health, methods=["GET"]),
         Route("/stats", stats, methods=["GET"]),
         Route("/openapi.json", openapi, methods=["GET"]),
         *(Page().routes() if config.page else ()),
         *_at_any_base("/metrics", metrics, "GET"),
-        *_at_any_base("/chat/completions", chat_completions, "POST"),
         *_at_any_base("/completions", completions, "POST"),
         *_at_any_base("/messages", messages, "POST"),
         *_at_any_base("/messages/count_tokens", count_tokens, "POST"),

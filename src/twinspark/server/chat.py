@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -55,7 +56,7 @@ from twinspark.server.prompting import (
 from twinspark.server.request_fields import ignored_header
 from twinspark.server.request_log import NOTHING_KNOWN, About
 from twinspark.server.state import ServerState
-from twinspark.server.streaming import EventStream, WholeReply, event
+from twinspark.server.streaming import event, shaped
 from twinspark.text.grammar import GUIDED_FIELDS, ReplyForm, chat_form
 from twinspark.text.template import ChatPrompt, ChatRequest
 
@@ -95,13 +96,13 @@ async def chat_completions(request: Request) -> ASGIApp:
     about = About.of(request, route="chat")
     chat = await prepare_chat(state, body, reply_id=reply_id, about=about)
     reply = ChatReply(state, chat, Generation(state, chat.prepared, arrived=arrived))
-    ignored = await in_thread_if(is_heavy(body), state, lambda: ignored_fields(body))
-    headers = ignored_header(ignored)
-    if chat.fields.stream:
-        return EventStream(
-            reply.stream(), keepalive_s=config.keepalive_s, headers=headers, news=reply.news
-        )
-    return WholeReply(reply.collect(), headers=headers)
+    ignored = await in_thread_if(is_heavy(body), state, partial(ignored_fields, body))
+    return shaped(
+        reply,
+        is_streamed=bool(chat.fields.stream),
+        keepalive_s=config.keepalive_s,
+        headers=ignored_header(ignored),
+    )
 
 
 async def prepare_chat(
@@ -231,12 +232,16 @@ class ChatReply:
                 if isinstance(part, Started):
                     continue
                 index = part.choice
-                if index not in frames:
-                    frames[index] = ChunkFrames(self._head, index, nothing_yet)
-                    yield frames[index].frame({"role": "assistant", "content": ""})
+                own = frames.get(index)
+                if own is None:
+                    own = frames[index] = ChunkFrames(self._head, index, nothing_yet)
+                    yield own.frame({"role": "assistant", "content": ""})
                 if isinstance(part, TextDelta):
+                    if part.content and not (part.reasoning or part.calls or part.scores):
+                        yield own.content(part.content)
+                        continue
                     for delta, logprobs in self._deltas(part):
-                        yield frames[index].frame(delta, logprobs)
+                        yield own.frame(delta, logprobs)
                 elif isinstance(part, Ended):
                     ended.append(part)
                     last = chunk(self._head, {}, index=index, finish_reason=part.finish)

@@ -5,7 +5,6 @@ Messages, tools, formats and thinking are read by `text/template.py`. Read next:
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -69,13 +68,10 @@ class ChatFields(CommonFields):
 
     def sampling(self, defaults: Sampling, max_tokens: int) -> Sampling:
         """The numbers the engine needs, gaps filled with the server's defaults."""
-        sampling = replace(
-            self.common_sampling(defaults, max_tokens),
-            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
-        )
-        if self.thinking_budget is None:
-            return sampling
-        return replace(sampling, thinking_budget=self.thinking_budget)
+        more: dict[str, Any] = {"logprobs": (self.top_logprobs or 0) if self.logprobs else None}
+        if self.thinking_budget is not None:
+            more["thinking_budget"] = self.thinking_budget
+        return self.common_sampling(defaults, max_tokens, more)
 
     def check_together(self) -> None:
         """Check what one field means for another.

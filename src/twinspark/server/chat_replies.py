@@ -47,7 +47,10 @@ def chunk(
 
 
 class ChunkFrames:
-    """Frames chunks of one choice that carry a delta; what they share is written once."""
+    """Frames chunks of one choice that carry a delta; what they share is written once.
+
+    The text of a round, which nearly all of a stream is, costs the writing of that text only.
+    """
 
     def __init__(self, head: ReplyHead, index: int, more: Mapping[str, Any]) -> None:
         """Write what is shared.
@@ -62,6 +65,11 @@ class ChunkFrames:
         mark = "\0"  # stands for the delta, and is in none of the other fields
         frame = event(self._chunk({"content": mark}) | dict(more))
         self._before, self._after = frame.split(orjson.dumps({"content": mark}))
+        self._before_text, self._after_text = self._before + b'{"content":', b"}" + self._after
+
+    def content(self, text: str) -> bytes:
+        """One event whose delta is text of the answer."""
+        return self._before_text + orjson.dumps(text) + self._after_text
 
     def frame(self, delta: dict[str, Any], logprobs: dict[str, Any] | None = None) -> bytes:
         """One event."""

@@ -4,7 +4,6 @@ Read next: `request_fields.py` (what both routes share), `completions.py`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -61,11 +60,8 @@ class CompletionFields(CommonFields):
 
     def sampling(self, defaults: Sampling, max_tokens: int) -> Sampling:
         """The numbers the engine needs, gaps filled with the server's defaults."""
-        return replace(
-            self.common_sampling(defaults, max_tokens),
-            logprobs=self.logprobs,
-            prompt_logprobs=self.num_prompt_scores,
-        )
+        more = {"logprobs": self.logprobs, "prompt_logprobs": self.num_prompt_scores}
+        return self.common_sampling(defaults, max_tokens, more)
 
     def check_together(self) -> None:
         """Check what one field means for another.

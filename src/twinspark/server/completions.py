@@ -49,12 +49,13 @@ from twinspark.server.prompting import (
     THREAD_IDS,
     encode_prompt,
     in_thread_if,
+    is_heavy,
     reply_limit,
 )
 from twinspark.server.request_fields import ignored_header
 from twinspark.server.request_log import About
 from twinspark.server.state import ServerState
-from twinspark.server.streaming import EventStream, WholeReply, event
+from twinspark.server.streaming import event, shaped
 from twinspark.text.completion import encode_completion, render_gap
 from twinspark.text.grammar import text_form
 
@@ -91,12 +92,13 @@ async def completions(request: Request) -> ASGIApp:
     about = About.of(request, route="completions")
     asked = await prepare_completion(state, body, reply_id=reply_id, about=about)
     reply = CompletionReply(state, asked, Generation(state, asked.prepared, arrived=arrived))
-    headers = ignored_header(ignored_fields(body))
-    if asked.fields.stream:
-        return EventStream(
-            reply.stream(), keepalive_s=config.keepalive_s, headers=headers, news=reply.news
-        )
-    return WholeReply(reply.collect(), headers=headers)
+    ignored = await in_thread_if(is_heavy(body), state, partial(ignored_fields, body))
+    return shaped(
+        reply,
+        is_streamed=bool(asked.fields.stream),
+        keepalive_s=config.keepalive_s,
+        headers=ignored_header(ignored),
+    )
 
 
 async def prepare_completion(

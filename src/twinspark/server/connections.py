@@ -1,7 +1,7 @@
-"""Connections that do not ask: ended, so that they cannot use up the process's descriptors.
+"""Connections that do not ask, or not in HTTP: ended, so that they cannot use up descriptors.
 
 uvicorn bounds how long a connection may rest after a reply, not how long a request's head may take
-to come. Read next: `cli/lifecycle.py` (who serves with it).
+to come, and answers what is no HTTP in plain text. Read next: `cli/lifecycle.py` (who serves so).
 """
 
 import asyncio
@@ -9,7 +9,10 @@ import resource
 from contextlib import suppress
 from typing import Any
 
+import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from twinspark.server.errors import ApiError
 
 HEAD_S = 30.0
 """How long the head of a request may take, from the connection or from its first byte."""
@@ -44,6 +47,16 @@ class HeadLimitProtocol(HttpToolsProtocol):
         """Nothing is awaited any more."""
         self._stop_waiting()
         super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, in the shape of all refusals, and close."""
+        error = ApiError(400, f"this is no HTTP request: {msg}", code="bad_http")
+        body = orjson.dumps(error.body())
+        self.transport.write(
+            b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body)
+        )
+        self.transport.close()
 
     def _await_head(self) -> None:
         self._head_timer = self.loop.call_later(HEAD_S, self._give_up)

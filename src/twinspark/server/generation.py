@@ -36,7 +36,7 @@ from twinspark.server.state import ServerState
 from twinspark.server.streaming import News
 from twinspark.text.reply import ReplyPiece, ReplyText
 from twinspark.text.template import ChatRequest
-from twinspark.text.tool_calls import CallRules, new_call_id
+from twinspark.text.tool_calls import CallPiece, CallRules, new_call_id
 
 FinishWord = Literal["stop", "length", "tool_calls"]
 
@@ -217,20 +217,25 @@ class Generation:
         self._state = state
         self._replies = [_Reply(state, prepared, n, arrived) for n in range(len(prepared.requests))]
 
-    async def run(self) -> AsyncGenerator[Part, None]:
+    def run(self) -> AsyncGenerator[Part, None]:
         """The parts of all choices as they come; those of one choice are in order.
 
-        Closing the generator early cancels the requests.
+        Closing the generator early cancels the requests. It gives back what this call keeps of the
+        key's allowance, so it must be begun.
 
         Raises:
-            ApiError: the key has no room for them, or the engine failed one; the others are
-                cancelled.
+            ApiError: the key has no room for them; later, the engine failed one, and the others
+                are cancelled.
         """
         kept = self._reserve()
+        if len(self._replies) == 1:
+            return self._run_one(0, self._replies[0], kept)
+        return self._run_several(kept)
+
+    async def _run_several(self, kept: Reservation | None) -> AsyncGenerator[Part, None]:
         try:
             running = [self._run_one(n, reply, kept) for n, reply in enumerate(self._replies)]
-            whole = running[0] if len(running) == 1 else merged(running)
-            async with aclosing(whole) as parts:
+            async with aclosing(merged(running)) as parts:
                 async for part in parts:
                     yield part
         finally:
@@ -265,6 +270,9 @@ class Generation:
                 state.engine.generate(reply.request, self.prepared.about)
             ) as events:
                 async for message in events:
+                    if isinstance(message, TokenDelta) and reply.has_started:
+                        yield reply.add(message)
+                        continue
                     self.news.take(message)
                     for part in reply.take(message):
                         yield part
@@ -312,12 +320,12 @@ class _Reply:
     def __init__(self, state: ServerState, prepared: Prepared, choice: int, arrived: float) -> None:
         self.request = prepared.requests[choice]
         self.is_over = False
+        self.has_started = False
         self._state = state
         self._prepared = prepared
         self._choice = choice
         self._arrived = arrived
         self._text = ReplyText.of(self.request, state.tokenizer, calls=prepared.rules)
-        self._has_started = False
         self._first_token_ms = 0.0
         self._reasoning: list[str] = []
         self._content: list[str] = []
@@ -330,8 +338,7 @@ class _Reply:
             ApiError: the request failed.
         """
         if isinstance(message, TokenDelta):
-            self._first_token_ms = self._first_token_ms or self._elapsed_ms()
-            return [*self._start(0), self._delta(self._text.feed(message.token_ids), message)]
+            return [*self._start(0), self.add(message)]
         if isinstance(message, Admitted):
             return self._start(message.cached_tokens)
         if isinstance(message, PromptScores):
@@ -343,23 +350,28 @@ class _Reply:
             return [*self._start(message.stats.cached_tokens), *self._end(message)]
         return []
 
+    def add(self, message: TokenDelta) -> TextDelta:
+        """What the tokens of a round add."""
+        self._first_token_ms = self._first_token_ms or self._elapsed_ms()
+        return self._delta(self._text.feed(message.token_ids), message.scores)
+
     def _start(self, cached_tokens: int) -> list[Part]:
-        if self._has_started:
+        if self.has_started:
             return []
-        self._has_started = True
+        self.has_started = True
         return [Started(self._choice, cached_tokens)]
 
-    def _delta(self, piece: ReplyPiece, message: TokenDelta | None = None) -> TextDelta:
-        calls = []
-        for call in piece.calls:
-            if call.index == len(self._call_ids):
-                self._call_ids.append(new_call_id(call.index))
-            call_id = self._call_ids[call.index]
-            calls.append(CallPart(call.index, call_id, call.name, call.arguments))
-        self._reasoning.append(piece.reasoning)
-        self._content.append(piece.content)
-        scores = message.scores if message is not None else ()
-        return TextDelta(self._choice, piece.reasoning, piece.content, tuple(calls), scores)
+    def _delta(self, piece: ReplyPiece, scores: tuple[TokenScore, ...] = ()) -> TextDelta:
+        reasoning, content = piece.reasoning, piece.content
+        self._reasoning.append(reasoning)
+        self._content.append(content)
+        calls = tuple(map(self._call_part, piece.calls)) if piece.calls else ()
+        return TextDelta(self._choice, reasoning, content, calls, scores)
+
+    def _call_part(self, call: CallPiece) -> CallPart:
+        if call.index == len(self._call_ids):
+            self._call_ids.append(new_call_id(call.index))
+        return CallPart(call.index, self._call_ids[call.index], call.name, call.arguments)
 
     def _end(self, message: Finished) -> list[Part]:
         self.is_over = True

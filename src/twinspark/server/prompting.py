@@ -53,16 +53,21 @@ async def rendered(
     heavy = is_heavy(body)
     asked = await in_thread_if(heavy, state, lambda: read_request(body, serves=SERVES))
     if body.get("restore_reasoning") is not False:
-        newest = replace(asked, messages=asked.messages[-MAX_RESTORED:])
-        newest = state.reasoning.restore(newest, scope=scope)
-        messages = (*asked.messages[:-MAX_RESTORED], *newest.messages)
-        asked = replace(asked, messages=messages, restored=newest.restored)
+        asked = _restored(state, asked, scope=scope)
     return asked, await in_thread_if(heavy, state, lambda: render_chat(asked))
+
+
+def _restored(state: ServerState, asked: ChatRequest, *, scope: str) -> ChatRequest:
+    old, newest = asked.messages[:-MAX_RESTORED], asked
+    if old:
+        newest = replace(asked, messages=asked.messages[-MAX_RESTORED:])
+    newest = state.reasoning.restore(newest, scope=scope)
+    return replace(newest, messages=(*old, *newest.messages)) if old else newest
 
 
 def is_long(prompt: ChatPrompt) -> bool:
     """Whether encoding takes long enough to be felt by other requests."""
-    return sum(len(segment.text) for segment in prompt.segments) > THREAD_CHARS
+    return prompt.num_characters > THREAD_CHARS
 
 
 def least_tokens(tokenizer: Tokenizer, prompt: ChatPrompt) -> int:

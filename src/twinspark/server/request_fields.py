@@ -56,6 +56,12 @@ HARMLESS_FIELDS = frozenset(
     }
 )  # fmt: skip
 
+# Fields that the engine knows by the same name.
+_NUMBERS = (
+    "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "logit_bias", "min_tokens", "loop_guard",
+)  # fmt: skip
+
 Penalty = Annotated[Number, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)]
 
 
@@ -163,14 +169,21 @@ class CommonFields(Strict):
                     param="approximations",
                 )
 
-    def common_sampling(self, defaults: Sampling, max_tokens: int) -> Sampling:
-        """The numbers the engine needs, gaps filled with the server's defaults."""
-        names = (
-            "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty",
-            "repetition_penalty", "logit_bias", "min_tokens", "loop_guard",
-        )  # fmt: skip
-        given: dict[str, Any] = {name: getattr(self, name) for name in names}
-        given = {name: value for name, value in given.items() if value is not None}
+    def common_sampling(
+        self, defaults: Sampling, max_tokens: int, more: Mapping[str, Any]
+    ) -> Sampling:
+        """The numbers the engine needs, gaps filled with the server's defaults.
+
+        Args:
+            defaults: the server's.
+            max_tokens: of the reply.
+            more: numbers that mean something on one route only.
+        """
+        given: dict[str, Any] = dict(more)
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if value is not None:
+                given[name] = value
         if self.top_k is not None:
             given["top_k"] = min(max(self.top_k, 0), MAX_TOP_K)
         return replace(

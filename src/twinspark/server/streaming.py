@@ -8,14 +8,21 @@ Read next: `chat.py` (who produces the events).
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from twinspark.messages import Admitted, ReplyEvent, TokenDelta, WaitCause, Waiting
+from twinspark.messages import (
+    Admitted,
+    PromptScores,
+    ReplyEvent,
+    TokenDelta,
+    WaitCause,
+    Waiting,
+)
 from twinspark.server.errors import ApiError, answer
 from twinspark.server.json_response import JsonResponse
 
@@ -62,7 +69,7 @@ class News:
             return
         if isinstance(message, Waiting):
             self._waiting = message
-        elif isinstance(message, Admitted | TokenDelta):
+        elif isinstance(message, Admitted | PromptScores | TokenDelta):
             self.admitted.set()
 
     def comment(self) -> bytes:
@@ -92,6 +99,33 @@ class Frames:
 
 
 OPENAI_FRAMES = Frames()
+
+
+class Shaped(Protocol):
+    """A reply in the shapes of its route.
+
+    Attributes:
+        news: where its request stands.
+    """
+
+    news: "News"
+
+    def stream(self) -> AsyncGenerator[bytes, None]:
+        """Its framed events."""
+
+    def collect(self) -> Coroutine[Any, Any, dict[str, Any]]:
+        """The whole of it."""
+
+
+def shaped(
+    reply: Shaped, *, is_streamed: bool, keepalive_s: float, headers: Mapping[str, str]
+) -> "EventStream | WholeReply":
+    """A reply as it was asked for: as events or as a whole."""
+    if is_streamed:
+        return EventStream(
+            reply.stream(), keepalive_s=keepalive_s, headers=headers, news=reply.news
+        )
+    return WholeReply(reply.collect(), headers=headers)
 
 
 class WholeReply:
@@ -139,72 +173,56 @@ class EventStream:
         self._news = news or News()
         self._keepalive_s = keepalive_s
         self._headers = {**_STREAM_HEADERS, **headers}
+        self._has_begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream until the events end, an error ends them, or the client leaves."""
         await unless_client_leaves(receive, self._stream(scope, receive, send))
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
         write: Send = scope.get(RAW_SEND, send)
+        opening = asyncio.ensure_future(self._open(send))
         try:
-            noted = with_comments(self._events, self._keepalive_s, self._news, self._frames)
-            async with aclosing(noted) as pieces:
-                async for piece in pieces:
-                    if not started:
-                        await send(self._start())
-                        started = True
-                    if piece:
-                        await write(
-                            {"type": "http.response.body", "body": piece, "more_body": True}
-                        )
+            async with aclosing(self._events) as events:
+                first = await anext(events, None)
+                await _end(opening)
+                await self._begin(send)
+                if first is not None:
+                    await write(_part(first))
+                async for piece in events:
+                    await write(_part(piece))
         except ApiError as error:
-            if not started:
+            await _end(opening)
+            if not self._has_begun:
                 await answer(error, scope["path"])(scope, receive, send)
                 return
-            failed = self._frames.failure(error)
-            await send({"type": "http.response.body", "body": failed, "more_body": True})
+            await send(_part(self._frames.failure(error)))
+        finally:
+            await _end(opening)
         await send({"type": "http.response.body", "body": self._frames.end, "more_body": False})
 
-    def _start(self) -> dict[str, Any]:
-        headers = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in self._headers.items()]
-        return {"type": "http.response.start", "status": 200, "headers": headers}
+    async def _open(self, send: Send) -> None:
+        """Until the first event ends it: the headers when it is time, then comments."""
+        gap_s = self._keepalive_s
+        due = time.monotonic() + gap_s
+        with suppress(TimeoutError):
+            async with asyncio.timeout(gap_s or None):
+                await self._news.admitted.wait()
+        await self._begin(send)
+        while gap_s:
+            await asyncio.sleep(due - time.monotonic())
+            await send(_part(self._frames.comment(self._news)))
+            due = time.monotonic() + gap_s
+
+    async def _begin(self, send: Send) -> None:
+        if not self._has_begun:
+            headers = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in self._headers.items()]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            self._has_begun = True
 
 
-async def with_comments(
-    events: AsyncGenerator[bytes, None],
-    keepalive_s: float,
-    news: News,
-    frames: Frames = OPENAI_FRAMES,
-) -> AsyncGenerator[bytes, None]:
-    """The events, with comments at a fixed gap until the first of them comes.
-
-    An empty piece says that the request was admitted, so that the headers may go.
-    """
-    async with aclosing(events):
-        first = asyncio.ensure_future(_next_or_none(events))
-        admitted = asyncio.ensure_future(news.admitted.wait())
-        waits: set[asyncio.Future[Any]] = {first, admitted}
-        due = time.monotonic() + keepalive_s
-        try:
-            while not first.done():
-                left = max(due - time.monotonic(), 0.0) if keepalive_s else None
-                done, waits = await asyncio.wait(
-                    waits, timeout=left, return_when=asyncio.FIRST_COMPLETED
-                )
-                if not done:
-                    yield frames.comment(news)
-                    due = time.monotonic() + keepalive_s
-                elif first not in done:
-                    yield b""
-            piece = await first
-        finally:
-            await _end(admitted)
-            await _end(first)
-        if piece is not None:
-            yield piece
-            async for piece in events:
-                yield piece
+def _part(piece: bytes) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": piece, "more_body": True}
 
 
 async def unless_client_leaves(
@@ -230,13 +248,10 @@ async def _client_left(receive: Receive) -> None:
         pass
 
 
-async def _next_or_none(events: AsyncGenerator[bytes, None]) -> bytes | None:
-    return await anext(events, None)
-
-
 async def _end(task: asyncio.Future[Any]) -> None:
     """Cancel a task if it still runs, and wait until it is over; its outcome is dropped."""
-    task.cancel()
-    await asyncio.wait({task})
+    if not task.done():
+        task.cancel()
+        await asyncio.wait({task})
     if not task.cancelled():
         task.exception()

@@ -108,23 +108,24 @@ class WatchedEngine:
     ) -> AsyncGenerator[ReplyEvent, None]:
         """Run a request; the last event is Finished or Failed.
 
-        Closing the generator early, or cancelling the task that reads it, cancels the request.
+        Closing the generator early, or cancelling the task that reads it, cancels the request. It
+        is one task that reads all of it: a request that is given up is ended by way of it.
 
         Args:
             request: what to run.
             about: what else its line in the log says.
         """
-        watch = Watch(request, about)
+        watch, reader = Watch(request, about), asyncio.current_task()
         self.progress.open.add(watch)
         try:
             async with aclosing(self._engine.generate(request)) as events:
-                watch.task = asyncio.current_task()
+                watch.task = reader
                 async for event in events:
                     self.progress.given_up = None
                     self._take(watch, event)
                     watch.task = None
                     yield event
-                    watch.task = asyncio.current_task()
+                    watch.task = reader
         except asyncio.CancelledError:
             if not watch.is_given_up or watch.task is None or watch.task.uncancel():
                 raise  # the client left, or the server ends

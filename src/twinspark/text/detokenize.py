@@ -9,27 +9,31 @@ from collections.abc import Iterable
 
 from twinspark.text.tokenizer import Tokenizer
 
-_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
-
 
 class IncrementalDecoder:
-    """State of one stream: at most three bytes of an incomplete character."""
+    """State of one stream.
+
+    Attributes:
+        held: at most three bytes of an incomplete character; setting it goes back to that state.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._utf8 = _Utf8Decoder("replace")
+        self.held = b""
+        self._bytes_of = tokenizer.token_bytes
 
     def feed(self, token_ids: Iterable[int]) -> str:
         """Text that these ids complete, special tokens as their own text."""
-        data = b"".join(map(self._tokenizer.token_bytes, token_ids))
-        return self._utf8.decode(data)
+        data = self.held + b"".join(map(self._bytes_of, token_ids))
+        text, num_used = codecs.utf_8_decode(data, "replace", False)
+        self.held = data[num_used:]
+        return text
 
     def feed_one(self, token_id: int) -> str:
         """The same for one id."""
-        return self._utf8.decode(self._tokenizer.token_bytes(token_id))
+        return self.feed((token_id,))
 
     def finish(self) -> str:
         """What was held back, as U+FFFD, or nothing; the decoder is then as new."""
-        rest = self._utf8.decode(b"", True)
-        self._utf8.reset()
+        rest = self.held.decode("utf-8", "replace")
+        self.held = b""
         return rest

@@ -9,15 +9,16 @@ from collections import OrderedDict
 from collections.abc import Callable
 from threading import Lock
 
-LEAST_CHARS = 512  # shorter texts are encoded as quickly as they are looked up
-MAX_BYTES = 32 << 20  # 8 million ids
+LEAST_CHARS = 8  # shorter texts are encoded as quickly as they are looked up
+MAX_BYTES = 32 << 20  # 8 million ids of long texts, 80,000 short texts
+ENTRY_BYTES = 400  # that a text takes besides its ids
 
 
 class KnownTexts:
     """The ids of the newest texts, within a size.
 
     Args:
-        max_bytes: of the ids of all texts together.
+        max_bytes: of all texts together.
     """
 
     def __init__(self, *, max_bytes: int = MAX_BYTES) -> None:
@@ -49,7 +50,11 @@ class KnownTexts:
             if key in self._ids:
                 return
             self._ids[key] = ids
-            self._num_bytes += len(ids) * ids.itemsize
+            self._num_bytes += _size(ids)
             while self._num_bytes > self._max_bytes:
                 _, oldest = self._ids.popitem(last=False)
-                self._num_bytes -= len(oldest) * oldest.itemsize
+                self._num_bytes -= _size(oldest)
+
+
+def _size(ids: "array[int]") -> int:
+    return ENTRY_BYTES + len(ids) * ids.itemsize

@@ -77,6 +77,8 @@ class ReasoningMemory:
                 self._entries.move_to_end(found)
                 messages[n] = replace(message, reasoning=self._entries[found])
                 restored += 1
+        if not restored:
+            return request
         return replace(request, messages=tuple(messages), restored=restored)
 
     def _forget(self) -> None:

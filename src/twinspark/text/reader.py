@@ -50,6 +50,12 @@ class ReplyReader:
         """Stop strings act on the content from here on."""
         self._sections.wake_stops()
 
+    @property
+    def is_steady(self) -> bool:
+        """Whether text goes on as it is and at once, except for `<` and line feeds at its end."""
+        in_calls = self._calls is not None and self._calls.is_open
+        return not (self._buffer or in_calls) and self._sections.is_steady
+
     def add_text(self, text: str) -> None:
         """Take text that is no mark; it has no lone surrogates."""
         if self._calls is None:

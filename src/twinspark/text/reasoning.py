@@ -56,6 +56,12 @@ class ReplySections:
         """The stop string that was found in the content, or None; all text after it is dropped."""
         return self._stops.matched
 
+    @property
+    def is_steady(self) -> bool:
+        """Whether text goes on as it is and at once, except for line feeds at its end."""
+        held = self._at_start or self._trim_front or self._held_newlines or self._asleep_newlines
+        return not (held or self._stops.is_needed)
+
     def add_text(self, text: str) -> None:
         """Take text that is no mark."""
         if not text:

@@ -6,7 +6,7 @@ Read next: `reader.py` (sections and calls), `stops.py` (stop strings).
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -85,7 +85,8 @@ class ReplyText:
         self.reasoning_tokens = 0
         self._ignore_eos = ignore_eos
         self._min_tokens = min_tokens
-        self._stops_sleep = True
+        self._stops_sleep = min_tokens > 0
+        self._is_steady = False
         self._eos_id = tokenizer.eos_id
         self._think_id = tokenizer.think_id
         self._end_think_id = tokenizer.end_think_id
@@ -144,16 +145,21 @@ class ReplyText:
         """The stop string that ended the reply, or None."""
         return self._reader.matched
 
-    def feed(self, token_ids: Iterable[int]) -> ReplyPiece:
+    def feed(self, token_ids: Sequence[int]) -> ReplyPiece:
         """Take the next tokens; those after the one that ends the reply are not used.
 
         Once `end` is set nothing is held back any more.
         """
+        if self._is_steady and self._marks.isdisjoint(token_ids):
+            piece = self._feed_plain(token_ids)
+            if piece is not None:
+                return piece
         num_before = self.num_tokens
         for token_id in token_ids:
             if self.end is not None:
                 break
             self._take(token_id)
+        self._is_steady = self.end is None and self._reader.is_steady
         return self._piece(self.num_tokens - num_before)
 
     def finish(self, *, is_cut: bool = True) -> ReplyPiece:
@@ -163,11 +169,26 @@ class ReplyText:
             is_cut: by a limit or a cancellation, so an open tool call stays open; False where the
                 reply was complete, so that arguments become valid JSON.
         """
+        self._is_steady = False
         if self.end is None:
             self._flush(is_cut=is_cut)
             if self._reader.matched is not None:
                 self.end = "stop"
         return self._piece(0)
+
+    def _feed_plain(self, token_ids: Sequence[int]) -> ReplyPiece | None:
+        """Most rounds: text that goes on as it is. None, and nothing is taken, for other text."""
+        held = self._decoder.held
+        text = self._decoder.feed(token_ids)
+        if "<" in text or text.endswith("\n"):
+            self._decoder.held = held
+            return None
+        num_used = len(token_ids)
+        self.num_tokens += num_used
+        if self._reader.in_reasoning:
+            self.reasoning_tokens += num_used
+            return ReplyPiece(text, "", num_used)
+        return ReplyPiece("", text, num_used)
 
     def _take(self, token_id: int) -> None:
         reader = self._reader

@@ -14,6 +14,7 @@ class StopMatcher:
 
     Attributes:
         matched: the stop string that was found, or None.
+        is_needed: there is anything to look for.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -27,6 +28,7 @@ class StopMatcher:
                 "a stop string is empty, expected at least one character", param="stop"
             )
         self.matched: str | None = None
+        self.is_needed = bool(stops)
         self._stops = tuple(dict.fromkeys(stops))
         self._failures = [_failure_table(stop) for stop in self._stops]
         self._lengths = [0] * len(self._stops)

@@ -6,6 +6,7 @@ formats from `formats.py`; prompts without messages are `completion.py`.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -62,6 +63,11 @@ class ChatPrompt:
     def text(self) -> str:
         """The prompt as text. For reading only: encoding it again would not be safe."""
         return "".join(segment.text for segment in self.segments)
+
+    @cached_property
+    def num_characters(self) -> int:
+        """Its length as text."""
+        return sum(len(segment.text) for segment in self.segments)
 
     def encode(self, tokenizer: Tokenizer) -> list[int]:
         """The prompt's ids, at least one."""

@@ -1,3 +1,4 @@
+import signal
 import socket
 import subprocess
 import sys
@@ -6,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from twinspark.cli import main
+from twinspark.cli.hangups import end_by_hangups, heed_hangups
 from twinspark.cli.serve import base_url, bind
 from twinspark.errors import (
     CapacityError,
@@ -27,6 +29,47 @@ def test_help_imports_nothing_slow() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+# Runs a command up to its first slow import, and says whether it survives a hangup by then.
+UNTIL_SLOW = """
+import signal, sys
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("typer", "orjson", "dataclasses", "twinspark.messages"):
+            is_heeded = signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL
+            sys.exit(f"heeded {is_heeded}")
+
+for name in ("typer", "orjson", "dataclasses"):
+    sys.modules.pop(name, None)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+sys.meta_path.insert(0, Slow())
+from twinspark.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize(("command", "is_heeded"), [("serve", True), ("inspect", False)])
+def test_a_server_heeds_hangups_before_anything_slow(command: str, is_heeded: bool) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", UNTIL_SLOW, command], capture_output=True, text=True
+    )
+    assert done.stderr.strip() == f"heeded {is_heeded}"
+
+
+def test_a_rank_that_follows_ends_by_a_hangup() -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        heed_hangups()
+        assert callable(signal.getsignal(signal.SIGHUP))
+        end_by_hangups()
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+        end_by_hangups()
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_help_names_the_commands() -> None:

@@ -78,3 +78,59 @@ def test_looking_ahead_starts_from_the_newest_token():
 
 def test_a_form_that_would_be_finished_allows_anything_ahead():
     assert start(Steps(9, [{1}])).allowed_after([1]) is None
+
+
+class Counted(Steps):
+    """Counts the masks that it and its copies work out."""
+
+    def __init__(self, *args, asked=None, **options):
+        super().__init__(*args, **options)
+        self.asked = [] if asked is None else asked
+
+    def mask(self):
+        self.asked.append(self.place)
+        return super().mask()
+
+    def advance(self, token):
+        if self.is_finished or not super().mask()[token]:
+            raise ValueError("does not fit")
+        self.place += 1
+
+    def copy(self):
+        return Counted(
+            self._vocab_size, self._sets, repeats=True, place=self.place, asked=self.asked
+        )
+
+
+SETS = [{1, 2}, {3}, {4, 5}, {6}]
+
+
+@pytest.mark.parametrize("drafted", [[], [1], [1, 3], [1, 3, 4, 6, 1]])
+@pytest.mark.parametrize("proposed", [0, 1, 2])
+def test_what_was_looked_at_in_time_is_not_worked_out_again(drafted, proposed):
+    form = Counted(9, SETS, repeats=True)
+    reply = start(form)
+    for n in range(min(proposed, len(drafted) + 1)):
+        reply.allowed_after(drafted[:n])  # as a drafter does
+    reply.look_ahead(drafted)
+    assert sorted(form.asked) == list(range(len(drafted) + 1))  # each place once
+    for n, token in enumerate(drafted, 1):
+        reply.advance(token, n)
+        assert ids(reply.allowed_V) == sorted(SETS[n % 4])
+    assert len(form.asked) == len(drafted) + 1
+    reply.advance(min(SETS[len(drafted) % 4]), len(drafted) + 1)
+    assert ids(reply.allowed_V) == sorted(SETS[(len(drafted) + 1) % 4])
+
+
+def test_looking_at_drafts_that_do_not_come_changes_nothing():
+    reply = start(Steps(9, SETS, repeats=True))
+    for drafted in ([2, 3], [1, 8], [8]):
+        reply.look_ahead(drafted)
+        assert ids(reply.allowed_V) == [1, 2]
+    reply.look_ahead([2, 3])
+    reply.advance(1, 1)
+    assert ids(reply.allowed_V) == [3]
+    asleep = start(Steps(9, SETS), is_asleep=True)
+    asleep.look_ahead([1])
+    asleep.wake(1)
+    assert ids(asleep.allowed_V) == [1, 2]

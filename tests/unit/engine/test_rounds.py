@@ -4,6 +4,8 @@ Rows are placed on the CPU through the ops' plain bodies; "recorded" work is don
 that stay where they are, which is what a CUDA graph does.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,8 @@ from tests.small_tokenizer import small_tokenizer_json
 
 from twinspark.cache.upload import pack_bytes, unpack_bytes
 from twinspark.config.engine import EngineConfig
+from twinspark.engine import runner as runner_module
+from twinspark.engine.choosing import Chooser
 from twinspark.engine.core import Engine
 from twinspark.engine.rounds import FIRST_CONTEXT, Rounds
 from twinspark.engine.sampler import ChoiceRule, Sampler
@@ -20,6 +24,7 @@ from twinspark.model.loading import load_model
 from twinspark.model.step import DraftRequest, Span, StepInput
 from twinspark.pack.reader import open_pack
 from twinspark.pack.weights import PackWeights
+from twinspark.text.grammar import text_form
 from twinspark.text.tokenizer import Tokenizer
 
 TOKEN_MAP = np.array([tiny.token_map(i) for i in range(512)])
@@ -112,6 +117,33 @@ def test_replies_are_those_of_eager_steps(model):
     assert found == wanted
     again = [recorded.replays for recorded in recorder.made]
     assert len(again) > 2 and max(again) > 5  # several buckets, and rounds of one that follow
+
+
+def test_forms_look_ahead_while_the_device_runs(model, monkeypatch):
+    """After a round is launched and before anything of it is read; never on a CPU."""
+    form = text_form({"guided_regex": "[a-z ]{30}"}).form
+    asked = replace(odd(0, {"temperature": 0.9, "ignore_eos": False}), form=form)
+    order = []
+
+    def noted(name, owner, attribute):
+        work = getattr(owner, attribute)
+
+        def call(*args, **options):
+            found = work(*args, **options)
+            order.append(name)
+            return found
+
+        monkeypatch.setattr(owner, attribute, call)
+
+    noted("ahead", Chooser, "look_ahead")
+    wanted = replies(make_engine(model, None, slots=1), asked)
+    assert not order
+    engine = make_engine(model, Recorder(), slots=1)
+    noted("launched", engine._runner._rounds, "run")
+    noted("read", runner_module, "to_host")
+    assert replies(engine, asked) == wanted
+    rounds = "".join(word[0] for word in order).split("l")[1:]
+    assert len(rounds) > 5 and all(each.startswith("ar") for each in rounds)
 
 
 ODD = {

@@ -18,6 +18,7 @@ from tests.live_server import LiveServer, serve_in_thread, wait_until
 
 from twinspark.config.server import ServerConfig
 from twinspark.server.app import _routes as build_routes
+from twinspark.server.guesses import MOST_WRONG
 from twinspark.server.keys import KeyRing, read_key_list
 
 HOME, TABLET = "the-key-of-the-house", "the-key-of-the-tablet"
@@ -373,3 +374,45 @@ def test_remembered_reasoning_belongs_to_the_key(small_tokenizer, tmp_path: Path
         ring.reload()
         other = counts(TABLET)
         assert own[0] == own[1] > other[0] == other[1]
+
+
+def test_who_guesses_keys_has_to_wait(keyed: LiveServer) -> None:
+    def get(path: str, key: str | None) -> httpx.Response:
+        return client.get(path, headers=bearer(key) if key else {})
+
+    with httpx.Client(base_url=keyed.url) as client:
+        assert get("/v1/models", HOME).status_code == 200
+        reply, num_wrong = get("/v1/models", "wrong-key-of-no-one"), 1
+        while reply.status_code == 401 and num_wrong < 2 * MOST_WRONG:
+            reply, num_wrong = get("/v1/models", "wrong-key-of-no-one"), num_wrong + 1
+        assert num_wrong > MOST_WRONG  # more where a slow machine makes some good meanwhile
+        assert reply.status_code == 429 and reply.json()["error"]["code"] == "wrong_keys"
+        assert 0 < int(reply.headers["retry-after"]) <= 60
+        assert get("/v1/models", HOME).status_code == 200  # it was let in before
+        assert get("/v1/models", None).status_code == 401
+        assert get("/v1/models", TABLET).status_code == 429
+        health = get("/health", TABLET)
+        assert health.status_code == 200 and set(health.json()) == {"status"}
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        ("GET /health HTTP/1.1\r\n\r\n", 400),
+        ("GET /v1/messages HTTP/1.1\r\n\r\n", 400),
+        ("GET /health HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n", 400),
+        ("GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n", 200),
+        ("GET /health HTTP/1.0\r\n\r\n", 200),
+    ],
+)
+def test_a_request_has_one_host(small_tokenizer, head: str, status: int) -> None:
+    with (
+        serving(small_tokenizer) as (_, live),
+        socket.create_connection(("127.0.0.1", live.port)) as raw,
+    ):
+        raw.sendall(head.encode())
+        reply = http.client.HTTPResponse(raw)
+        reply.begin()
+        assert reply.status == status
+        if status == 400:
+            assert json.loads(reply.read())["error"]["code"] == "host_header"

@@ -35,6 +35,15 @@ def test_chunks() -> None:
         ChatCompletionChunk.model_validate_json(orjson.dumps(content), strict=True)
 
 
+def test_frames_of_a_choice_are_its_chunks() -> None:
+    for more in ({}, {"usage": None}):
+        frames = chat_replies.ChunkFrames(HEAD, 2, more)
+        for text in ("x", 'a "quote"\n', "\0", "\U0001fae8"):
+            content = chat_replies.chunk(HEAD, {"content": text}, index=2) | more
+            frame = b"data: " + orjson.dumps(content) + b"\n\n"
+            assert frames.content(text) == frame == frames.frame({"content": text})
+
+
 def test_whole_reply() -> None:
     choice = chat_replies.whole_choice(
         0, content="", reasoning=chat_replies.reasoning_fields("hm"), finish_reason="stop"

@@ -1,6 +1,7 @@
 """Request heads that do not come end their connection; others do not notice."""
 
 import asyncio
+import json
 import resource
 
 import pytest
@@ -77,3 +78,16 @@ def test_the_limit_of_files_rises_as_far_as_it_may():
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(before[1], 65536)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize(
+    "bad", [b"GET nonsense\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"{}\r\n\r\n"]
+)
+def test_what_is_no_http_gets_the_errors_of_all_refusals(bad):
+    answer, closed = asyncio.run(ask([bad]))
+    head, body = answer.split(b"\r\n\r\n")
+    assert closed and head.startswith(b"HTTP/1.1 400 ")
+    assert b"content-type: application/json" in head
+    assert f"content-length: {len(body)}".encode() in head
+    error = json.loads(body)["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "bad_http")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from twinspark.messages import Admitted, TokenDelta, Waiting
+from twinspark.messages import Admitted, PromptScores, TokenDelta, Waiting
 from twinspark.server.errors import busy
 from twinspark.server.streaming import DONE, KEEPALIVE, EventStream, News
 
@@ -167,5 +167,35 @@ def test_a_client_that_leaves_while_waiting_ends_the_events() -> None:
         peer.leaves.set()
         await task
         assert ended == [True] and DONE not in peer.body
+
+    run(script())
+
+
+def test_scores_of_the_prompt_count_as_admission() -> None:
+    async def script() -> None:
+        news = News()
+        news.take(PromptScores(request_id="a", first=1, scores=()))
+        assert news.admitted.is_set()
+
+    run(script())
+
+
+def test_the_first_event_ends_the_comments() -> None:
+    async def script() -> None:
+        peer, go = Peer(), asyncio.Event()
+
+        async def events() -> AsyncGenerator[bytes, None]:
+            await go.wait()
+            yield b"data: x\n\n"
+            await asyncio.sleep(0.05)
+            yield b"data: y\n\n"
+
+        stream = EventStream(events(), keepalive_s=0.005, headers={}, news=News())
+        task = asyncio.create_task(stream({"type": "http", "path": "/"}, peer.receive, peer.send))
+        await peer.until(lambda: KEEPALIVE in peer.body)
+        go.set()
+        await task
+        assert peer.body.endswith(KEEPALIVE + b"data: x\n\ndata: y\n\n" + DONE)
+        assert [message["type"] for message in peer.sent].count(START) == 1
 
     run(script())

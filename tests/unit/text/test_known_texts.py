@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinspark.text.known_texts import LEAST_CHARS, KnownTexts
+from twinspark.text.known_texts import ENTRY_BYTES, LEAST_CHARS, KnownTexts
 from twinspark.text.tokenizer import Tokenizer
 
 
@@ -29,7 +29,8 @@ def test_a_long_text_is_encoded_once_and_a_short_one_each_time() -> None:
 
 
 def test_the_oldest_make_room() -> None:
-    known = KnownTexts(max_bytes=4 * 100)
+    size = ENTRY_BYTES + 4 * 40
+    known = KnownTexts(max_bytes=2 * size)
     count = 0
 
     def encode(text: str) -> list[int]:
@@ -42,7 +43,7 @@ def test_the_oldest_make_room() -> None:
         known.ids_of(text, encode)
     assert count == 3
     known.ids_of(texts[1], encode)
-    assert count == 4 and known._num_bytes <= 400
+    assert count == 4 and known._num_bytes == 2 * size
     known.ids_of("d" * 1000, lambda text: [0] * 1000)
     assert known._num_bytes == 0 and not known._ids
 
@@ -61,7 +62,8 @@ def test_ids_are_those_of_the_encoder(small_tokenizer: Tokenizer, text: str, tim
 
 
 def test_many_threads() -> None:
-    known = KnownTexts(max_bytes=4 * 1000)
+    size = ENTRY_BYTES + 4 * 50
+    known = KnownTexts(max_bytes=20 * size)
     texts = [f"{n:04}" * LEAST_CHARS for n in range(40)]
 
     def ask(n: int) -> bool:
@@ -70,4 +72,4 @@ def test_many_threads() -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(ask, range(4000)))
-    assert known._num_bytes == 4 * 50 * len(known._ids) <= 4000
+    assert known._num_bytes == size * len(known._ids) <= 20 * size

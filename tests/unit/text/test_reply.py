@@ -7,6 +7,7 @@ from twinspark.errors import RequestError
 from twinspark.messages import GenerateRequest, Sampling
 from twinspark.text.reply import ReplyPiece, ReplyText
 from twinspark.text.tokenizer import END_THINK, EOS, THINK, USER, Tokenizer
+from twinspark.text.tool_calls import CallRules
 
 
 def play(
@@ -123,6 +124,25 @@ def test_a_cut_character_is_a_replacement_mark(real_tokenizer: Tokenizer) -> Non
         assert pieces[0].reasoning == ""
         assert "".join(piece.reasoning for piece in pieces) == "\ufffd"
         assert "".join(piece.content for piece in pieces) == ""
+
+
+@pytest.mark.parametrize("in_reasoning", [True, False])
+@pytest.mark.parametrize("calls", [None, CallRules()])
+def test_rounds_of_plain_text_are_as_its_tokens_one_by_one(
+    real_tokenizer: Tokenizer, in_reasoning: bool, calls: CallRules | None
+) -> None:
+    text = "so it is\n\n caf\u00e9 < 5\n\U0001fae8 </ end\n"
+    ids = real_tokenizer.encode_plain(text)
+    ends = [real_tokenizer.end_think_id, *ids, real_tokenizer.eos_id]
+    for size in (1, 2, 3, 5, len(ids)):
+        reply = ReplyText(real_tokenizer, in_reasoning=in_reasoning, calls=calls)
+        pieces = [reply.feed([*ids, *ends][n : n + size]) for n in range(0, 2 * len(ids) + 2, size)]
+        pieces.append(reply.finish())
+        first = text.rstrip("\n")
+        shown = "".join(p.reasoning for p in pieces), "".join(p.content for p in pieces)
+        assert shown == ((first, text) if in_reasoning else ("", text + text))
+        assert sum(piece.num_used for piece in pieces) == reply.num_tokens == 2 * len(ids) + 2
+        assert reply.reasoning_tokens == (len(ids) if in_reasoning else 0)
 
 
 def test_reasoning_tokens(small_tokenizer: Tokenizer) -> None:
