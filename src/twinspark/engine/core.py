@@ -6,6 +6,7 @@ rows of all running requests and returns what happened. Not safe for several thr
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter, sleep
@@ -39,6 +40,8 @@ from twinspark.messages import (
 from twinspark.text.tokenizer import DSML, Tokenizer
 
 logger = logging.getLogger(__name__)
+
+Deliver = Callable[[list[ReplyEvent]], None]
 
 IDLE_S = 0.01
 """Pause of a step that can run nothing because all requests wait for memory."""
@@ -224,11 +227,15 @@ class Engine:
         elif forming is not None:
             self._undelivered.append(self._drop(forming, ending))
 
-    def step(self) -> list[ReplyEvent]:
+    def step(self, deliver: Deliver | None = None) -> list[ReplyEvent]:
         """Run one round.
 
+        Args:
+            deliver: is given what happened as soon as tokens are chosen, before new drafts are
+                waited for; None returns all of it.
+
         Returns:
-            What happened since the last step, in order.
+            What happened since the last step and was not delivered, in order.
         """
         events, self._undelivered = self._undelivered, []
         if self._forming:
@@ -243,13 +250,18 @@ class Engine:
             elif self._scheduler.num_waiting and not events:
                 sleep(IDLE_S)
             return events
-        logits = self._runner.run(plan, self._free_rules(plan))
+        rules = self._free_rules(plan)
+        ahead = self._speculation.foresee(map(self._scheduler.running, rules)) if rules else ()
+        logits = self._runner.run(plan, rules, ahead, self._speculation.catch_up)
         self._scheduler.commit_pieces(plan)
         for piece in plan.pieces:
             if piece.wants_logits:
                 events.append(self._score(piece, logits.pieces[piece.slot]))
         for window in plan.windows:
             events += self._settle(window, logits)
+        if deliver is not None and events:
+            deliver(events)
+            events = []
         self._speculation.propose(self._scheduler.decoding())
         self._scheduler.end_round()
         return events

@@ -4,7 +4,7 @@ Owns the caches, the saved states and the hand-over between host and device; dec
 Read next: `plan.py`, `rounds.py`, `model/transformer.py`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -34,6 +34,10 @@ from twinspark.model.step import DraftRequest, DraftResult, Span, StepInput, Ste
 
 Logits = npt.NDArray[np.float32]
 NO_RULES: Mapping[int, ChoiceRule] = MappingProxyType({})
+
+
+def nothing() -> None:
+    """Nothing to do."""
 
 
 class PagedCaches(Protocol):
@@ -154,6 +158,7 @@ class Runner:
         """`banned_V` is what no request may choose, for choices that are made on the device."""
         self._model = model
         self._followers = followers or NoFollowers()
+        self._is_alone = followers is None
         self.caches = caches
         self._states: dict[int, Any] = {}
         self._rounds = Rounds.of(model, caches, banned_V)
@@ -163,17 +168,36 @@ class Runner:
         """Whether tokens are chosen by rules on a device; else rules given to it are not read."""
         return self._rounds is not None
 
-    def run(self, plan: StepPlan, rules: Mapping[int, ChoiceRule] = NO_RULES) -> StepLogits:
+    def run(
+        self,
+        plan: StepPlan,
+        rules: Mapping[int, ChoiceRule] = NO_RULES,
+        ahead: Collection[int] = (),
+        meanwhile: Callable[[], None] = nothing,
+    ) -> StepLogits:
         """Run a plan, on the followers too.
 
         Args:
             plan: what to run.
             rules: by slot, where nothing but a rule decides what follows the window's rows; a
                 device may then choose, which spares the way of the logits.
+            ahead: slots of `rules` that will most likely ask `draft` for what follows; a device
+                may then draft at once.
+            meanwhile: done while a device runs a round.
         """
         self._followers.step(plan)
         for op in plan.ops:
             self._apply(op)
+        with self._on_device():
+            if self._rounds is not None:
+                if self._rounds.fits(plan):
+                    return self._round(self._rounds, plan, rules, ahead, meanwhile)
+                self._rounds.drop_ahead()
+            meanwhile()
+            return self._step(plan, rules)
+
+    def _step(self, plan: StepPlan, rules: Mapping[int, ChoiceRule]) -> StepLogits:
+        """A plan whose work is launched as it comes."""
         planned = (*plan.windows, *plan.pieces)
         rows: list[int] = []
         start = 0
@@ -187,13 +211,10 @@ class Runner:
             history=tuple(part.history for part in planned),
             logit_rows=rows,
         )
-        with self._on_device():
-            if self._rounds is not None and self._rounds.fits(step):
-                return self._round(self._rounds, step, plan, rules)
-            found_RV = self._model.forward(step, self.caches).logits_RV
-            assert found_RV.shape[0] == len(rows), "a wanted row has no logits"
-            chosen = self._choose(found_RV, step, plan, rules)
-            logits_RV = to_host(found_RV)
+        found_RV = self._model.forward(step, self.caches).logits_RV
+        assert found_RV.shape[0] == len(rows), "a wanted row has no logits"
+        chosen = self._choose(found_RV, step, plan, rules)
+        logits_RV = to_host(found_RV)
         self._followers.check(logits_RV)
         return replace(_by_slot(plan, logits_RV), chosen=chosen)
 
@@ -210,22 +231,31 @@ class Runner:
         return _tokens_by_slot(plan, tokens, rules)
 
     def _round(
-        self, rounds: Rounds, step: StepInput, plan: StepPlan, rules: Mapping[int, ChoiceRule]
+        self,
+        rounds: Rounds,
+        plan: StepPlan,
+        rules: Mapping[int, ChoiceRule],
+        ahead: Collection[int],
+        meanwhile: Callable[[], None],
     ) -> StepLogits:
         """A recorded round; logits are brought over for slots without a rule, or to compare."""
-        logits_TV, tokens_T = rounds.run(step, [rules.get(w.slot) for w in plan.windows])
+        each = [rules.get(window.slot) for window in plan.windows]
+        # other ranks are told of a draft pass before it runs, so nothing runs ahead of that
+        logits_TV = rounds.run(plan.windows, each, ahead if self._is_alone else ())
         windows: dict[int, Logits] = {}
         if self._followers.compares:
             logits_RV = to_host(logits_TV)
             self._followers.check(logits_RV)
             windows = _by_slot(plan, logits_RV).windows
-        tokens = download(tokens_T).tolist() if rules else []
         start = 0
         for window in plan.windows:
             part = slice(start, start + len(window.ids))
             start = part.stop
             if window.slot not in rules and window.slot not in windows:
                 windows[window.slot] = to_host(logits_TV[part])
+        rounds.draft_ahead()
+        meanwhile()
+        tokens = rounds.tokens(start) if rules else []
         return StepLogits(windows=windows, pieces={}, chosen=_tokens_by_slot(plan, tokens, rules))
 
     def draft(
