@@ -205,8 +205,8 @@ def test_replies_do_not_depend_on_drafts_company_or_prefixes():
             assert [reply.token_ids for reply in together] == alone
             again = [llm.generate(text, sampling) for text in prompts]  # on saved prefixes
             assert [reply.token_ids for reply in again] == alone
-        recorded = llm.engine._runner._rounds._recorded
-        assert {kind for kind, _, _ in recorded} == {"decode", "draft by rules"}
+        kinds = {kind for kind, _, _ in llm.engine._runner._rounds.recorded}
+        assert {"decode", "draft ahead"} <= kinds <= {"decode", "draft ahead", "draft by rules"}
         llm.engine._runner._rounds = None  # and through eager steps
         eager = [llm.generate(text, sampling, reuse=False).token_ids for text in prompts]
         assert eager == alone

@@ -10,12 +10,14 @@ from typing import Any, Literal
 
 from twinspark.bench.engine import Cell
 from twinspark.bench.overhead import Overhead
+from twinspark.bench.round_host import RoundHost
 from twinspark.bench.stall import Stall
 from twinspark.version import VERSION
 
 CODE = "code"
 ENDLESS = ("code", "prose")  # texts whose streams all run to the same length
 MOST_US = {4: 50.0, 64: 250.0}
+MOST_IDLE_US = {1: 150.0, 4: 300.0}
 TAIL = 3.0  # the 99th percentile may be this many times the goal of the median
 LEAST_GAIN = 1.3
 LEAST_SCALING = 2.2
@@ -48,10 +50,22 @@ class Goal:
 
 
 def goals_of(
-    cells: Sequence[Cell], overheads: Sequence[Overhead], stall: Stall | None
+    cells: Sequence[Cell],
+    overheads: Sequence[Overhead],
+    stall: Stall | None,
+    hosts: Sequence[RoundHost] = (),
 ) -> list[Goal]:
     """Every goal that these measurements can answer."""
     goals = [*_gains(cells), *_scalings(cells)]
+    goals += [
+        Goal(
+            name=f"{host.slots} slots: host between recorded rounds, median us",
+            value=host.idle_us,
+            goal=MOST_IDLE_US.get(host.slots),
+            better="less",
+        )
+        for host in hosts
+    ]
     for o in overheads:
         most = MOST_US.get(o.slots)
         tail = None if most is None else TAIL * most
@@ -130,6 +144,7 @@ def report(
     date: str,
     ranks: int = 1,
     device: str = "",
+    hosts: Sequence[RoundHost] = (),
 ) -> dict[str, Any]:
     """The result file: where, when and what; a device without a name is the CPU."""
     import torch
@@ -146,8 +161,10 @@ def report(
         "load_seconds": load_seconds,
         "cells": [asdict(cell) for cell in cells],
         "overheads": [asdict(overhead) for overhead in overheads],
+        "round_hosts": [asdict(host) for host in hosts],
         "stall": None if stall is None else asdict(stall),
         "goals": [
-            asdict(goal) | {"is_met": goal.is_met} for goal in goals_of(cells, overheads, stall)
+            asdict(goal) | {"is_met": goal.is_met}
+            for goal in goals_of(cells, overheads, stall, hosts)
         ],
     }

@@ -59,44 +59,55 @@ class Overhead:
     step_p99_us: float
 
 
-class _Clock:
+class CallClock:
     """Sums the processor time inside calls it wraps; a call inside a call counts once.
 
     Reading the time takes over half a microsecond itself, which is taken off each call.
+
+    Attributes:
+        spent_ns: so far.
+        is_inside: whether a call is on its way.
     """
 
     def __init__(self) -> None:
         self.spent_ns = 0
         self._reading_ns = _reading_ns()
-        self._is_inside = False
+        self.is_inside = False
 
     def wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The same call, timed."""
         return partial(self._timed, call)
 
     def _timed(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        if self._is_inside:
+        if self.is_inside:
             return call(*args, **options)
-        self._is_inside = True
+        self.is_inside = True
         began = thread_time_ns()
         try:
             return call(*args, **options)
         finally:
             self.spent_ns += max(0, thread_time_ns() - began - self._reading_ns)
-            self._is_inside = False
+            self.is_inside = False
 
     def take_us(self) -> float:
+        """Microseconds since this was asked last."""
         spent, self.spent_ns = self.spent_ns, 0
         return spent / 1000
 
 
 class NullModel:
-    """Prefers one token everywhere, drafts it too, and keeps no state."""
+    """Prefers one token everywhere, drafts it too, and keeps no state.
+
+    Attributes:
+        clock: sums the time of its calls.
+        logits_V: of every row.
+    """
 
     def __init__(self, config: ModelConfig, *, token: int) -> None:
         self.config = config
-        self.clock = _Clock()
-        self._logits_V = torch.zeros(config.vocab_size)
-        self._logits_V[token] = 20.0
+        self.clock = CallClock()
+        self.logits_V = torch.zeros(config.vocab_size)
+        self.logits_V[token] = 20.0
         size = config.dspark_block_size
         self._draft = DraftResult(tokens=[token] * size, confidence=[4.0] * size)
 
@@ -119,7 +130,7 @@ class NullModel:
 
     def _forward(self, step: StepInput) -> StepOutput:
         rows = sorted(step.logit_rows)
-        return StepOutput(logits_RV=self._logits_V.expand(len(rows), -1), rows=rows)
+        return StepOutput(logits_RV=self.logits_V.expand(len(rows), -1), rows=rows)
 
 
 class NullCaches:
@@ -162,7 +173,7 @@ def measure_overhead(*, slots: int, rounds: int = 300) -> Overhead:
         prefill_chunk=slots * PROMPT_TOKENS,
     )
     engine = Engine(model, tokenizer, config)
-    clock = _Clock()
+    clock = CallClock()
     scheduler: Any = engine._scheduler  # the one look inside: its calls are timed where they are
     for name in SCHEDULER_CALLS:
         setattr(scheduler, name, clock.wrap(getattr(scheduler, name)))
@@ -189,9 +200,9 @@ def measure_overhead(*, slots: int, rounds: int = 300) -> Overhead:
         rows=1 + NUM_DRAFTS,
         rounds=rounds,
         scheduler_us=statistics.median(inside),
-        scheduler_p99_us=_percentile(inside, 0.99),
+        scheduler_p99_us=percentile(inside, 0.99),
         step_us=statistics.median(outside),
-        step_p99_us=_percentile(outside, 0.99),
+        step_p99_us=percentile(outside, 0.99),
     )
 
 
@@ -200,5 +211,6 @@ def _reading_ns() -> int:
     return int(statistics.median(b - a for a, b in pairwise(readings)))
 
 
-def _percentile(values: Sequence[float], share: float) -> float:
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that a share of all values does not exceed."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]

@@ -10,6 +10,7 @@ import json
 import zlib
 from collections.abc import Iterator, Sequence
 from importlib import resources
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +79,17 @@ class SyntheticTable:
         """The same rows as stored: e4m3 bytes and scale bytes."""
         ids = torch.as_tensor(row_ids) % _TABLE_ROWS
         return self._rows[ids], self._scale[ids]
+
+    @property
+    def row_fields(self) -> tuple[tuple[torch.dtype, int], ...]:
+        """Types and widths of the arrays that `put` fills."""
+        return (torch.uint8, self.width), (torch.uint8, self.width // 32)
+
+    def put(self, row_ids: npt.NDArray[np.int64], into: Sequence[npt.NDArray[Any]]) -> None:
+        """Write the rows as they are stored into arrays [N, width]."""
+        ids = row_ids % _TABLE_ROWS
+        for source, target in zip((self._rows, self._scale), into, strict=True):
+            np.take(source.numpy(), ids, axis=0, out=target)
 
 
 class SyntheticWeights:

@@ -51,9 +51,10 @@ class PageTable:
         self._runs[slot] = int(breaks[0]) + 1 if len(breaks) else len(pages)
         self._counts[slot] = len(pages)
         # in place and in stream order: what runs already still sees the old pages
+        row_P = self.tensor[slot * self.slot_pages : (slot + 1) * self.slot_pages]
         if self._device.type != "cpu":  # there the tensor is the same memory
-            self.tensor.copy_(torch.from_numpy(self._pages.reshape(-1)))
-        self.table_SP.copy_(self.tensor.view_as(self.table_SP))
+            row_P.copy_(torch.from_numpy(self._pages[slot]))
+        self.table_SP[slot].copy_(row_P)
 
     def range(self, first: int, count: int) -> tuple[int, Tensor | None]:
         """Pages number first..first+count-1 of all slots' tables, all of one slot.

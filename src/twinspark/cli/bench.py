@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from twinspark.bench.engine import Cell
     from twinspark.bench.goals import Goal
     from twinspark.bench.overhead import Overhead
+    from twinspark.bench.round_host import RoundHost
     from twinspark.bench.stall import Stall
     from twinspark.llm import LLM
 
@@ -64,6 +65,7 @@ def engine(
     from rich.console import Console
     from rich.progress import Progress, TimeElapsedColumn
 
+    from twinspark.bench import round_host
     from twinspark.bench.engine import NUM_CELLS, measure
     from twinspark.bench.overhead import SLOTS, measure_overhead
     from twinspark.config.engine import EngineConfig
@@ -96,13 +98,15 @@ def engine(
         stall = _stall(llm, bar, stall_tokens) if stall_tokens else None
         bar.add_task("host time of a round", total=None)
         overheads = [measure_overhead(slots=slots) for slots in SLOTS]
-    _show(llm, cells, overheads, stall, tokens=tokens, json=json)
+        hosts = [round_host.measure_round_host(slots=slots) for slots in round_host.SLOTS]
+    _show(llm, cells, overheads, hosts, stall, tokens=tokens, json=json)
 
 
 def _show(
     llm: "LLM",
     cells: "list[Cell]",
     overheads: "list[Overhead]",
+    hosts: "list[RoundHost]",
     stall: "Stall | None",
     *,
     tokens: int,
@@ -115,9 +119,10 @@ def _show(
     out = Console(width=None if sys.stdout.isatty() else WIDTH)
     out.print(_speed_table(cells, f"{llm.model_name}: {tokens} tokens a reply, greedy"))
     out.print(_overhead_table(overheads))
+    out.print(_host_table(hosts))
     if stall is not None:
         out.print(_stall_table(stall))
-    out.print(goal_table(goals_of(cells, overheads, stall)))
+    out.print(goal_table(goals_of(cells, overheads, stall, hosts)))
     if json is not None:
         from twinspark.model.device import choose_device, device_name
 
@@ -131,6 +136,7 @@ def _show(
             date=datetime.date.today().isoformat(),
             ranks=config.ranks,
             device=device_name(choose_device(config.device, ranks=config.ranks)),
+            hosts=hosts,
         )
         json.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2) + b"\n")
         print(f"written: {json}", file=sys.stderr)
@@ -192,6 +198,24 @@ def _overhead_table(overheads: Sequence["Overhead"]) -> "Table":
             str(o.rounds),
             f"{o.scheduler_us:.0f} / {o.scheduler_p99_us:.0f}",
             f"{o.step_us:.0f} / {o.step_p99_us:.0f}",
+        )
+    return table
+
+
+def _host_table(hosts: Sequence["RoundHost"]) -> "Table":
+    table = _table(
+        "recorded rounds with drafts on a device that takes no time, us and counts a round",
+        *("slots", "rows a slot", "between rounds", "step", "tensor operations", "copies", "waits"),
+    )
+    for h in hosts:
+        table.add_row(
+            str(h.slots),
+            str(h.rows),
+            f"{h.idle_us:.0f} / {h.idle_p99_us:.0f}",
+            f"{h.step_us:.0f}",
+            f"{h.torch_calls:.1f}",
+            f"{h.copies:.1f}",
+            f"{h.waits:.1f}",
         )
     return table
 

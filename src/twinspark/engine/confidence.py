@@ -4,8 +4,6 @@ Owns the evidence of one request. A chance is conditional: that draft j is kept 
 before it were. Reads no clock. Read next: `depth.py` (what chances are used for), `lookup.py`.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 
@@ -30,14 +28,11 @@ class Calibration:
         self._kept = np.zeros(block)
         self._promised = np.zeros(block)
 
-    def chances(self, confidence: Sequence[float]) -> Floats:
-        """Chances of the drafts of one pass.
-
-        Args:
-            confidence: raw logits, at most one a draft position.
-        """
-        chances: Floats = promise(confidence) * self._factors()[: len(confidence)]
-        return np.minimum(chances, HIGHEST_CHANCE)
+    @property
+    def factors(self) -> Floats:
+        """By draft position, what promises are to be multiplied with; see `corrected`."""
+        factors: Floats = (self._kept + _PRIOR) / (self._promised + _PRIOR)
+        return factors.clip(_LOWEST_FACTOR, _HIGHEST_FACTOR)
 
     def observe(self, promised: Floats, *, reached: int, kept: int) -> None:
         """Take in a verified window.
@@ -52,22 +47,24 @@ class Calibration:
         self._kept[:kept] += 1.0
         self._promised[:reached] += promised[:reached]
 
-    def _factors(self) -> Floats:
-        factors: Floats = (self._kept + _PRIOR) / (self._promised + _PRIOR)
-        return factors.clip(_LOWEST_FACTOR, _HIGHEST_FACTOR)
 
-
-def promise(confidence: Sequence[float]) -> Floats:
-    """Raw confidence logits as probabilities; what is no number promises nothing."""
-    logits: Floats = np.array(confidence, dtype=np.float64)
-    logits[np.isnan(logits)] = -50.0
-    odds: Floats = np.exp(logits.clip(-50.0, 50.0))
+def promise(confidence: npt.ArrayLike) -> Floats:
+    """Raw confidence logits, of one pass or several, as probabilities; no number, no promise."""
+    # fmax and fmin pass over what is no number
+    logits: Floats = np.fmin(np.fmax(np.array(confidence, dtype=np.float64), -50.0), 50.0)
+    odds: Floats = np.exp(logits)
     return odds / (1.0 + odds)
 
 
+def corrected(promised: Floats, factors: Floats) -> Floats:
+    """Chances of drafts by promise and evidence, of the same shapes."""
+    chances: Floats = np.minimum(promised * factors, HIGHEST_CHANCE)
+    return chances
+
+
 def survival(chances: Floats) -> Floats:
-    """Chance that drafts 0..j are all kept, for each j."""
-    alive: Floats = np.multiply.accumulate(chances)
+    """Chance that drafts 0..j of a pass are all kept, for each j; passes one a row."""
+    alive: Floats = np.multiply.accumulate(chances, axis=-1)
     return alive
 
 

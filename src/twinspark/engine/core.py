@@ -6,6 +6,7 @@ rows of all running requests and returns what happened. Not safe for several thr
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,6 +41,8 @@ from twinspark.messages import (
 from twinspark.text.tokenizer import DSML, Tokenizer
 
 logger = logging.getLogger(__name__)
+
+Deliver = Callable[[list[ReplyEvent]], None]
 
 IDLE_S = 0.01
 """Pause of a step that can run nothing because all requests wait for memory."""
@@ -225,11 +228,15 @@ class Engine:
         elif forming is not None:
             self._undelivered.append(self._drop(forming, ending))
 
-    def step(self) -> list[ReplyEvent]:
+    def step(self, deliver: Deliver | None = None) -> list[ReplyEvent]:
         """Run one round.
 
+        Args:
+            deliver: is given what happened as soon as tokens are chosen, before new drafts are
+                waited for; None returns all of it.
+
         Returns:
-            What happened since the last step, in order.
+            What happened since the last step and was not delivered, in order.
         """
         events, self._undelivered = self._undelivered, []
         if self._forming:
@@ -244,13 +251,18 @@ class Engine:
             elif self._scheduler.num_waiting and not events:
                 sleep(IDLE_S)
             return events
-        logits = self._runner.run(plan, self._free_rules(plan), partial(self._look_ahead, plan))
+        rules = self._free_rules(plan)
+        ahead = self._speculation.foresee(map(self._scheduler.running, rules)) if rules else ()
+        logits = self._runner.run(plan, rules, ahead, partial(self._meanwhile, plan))
         self._scheduler.commit_pieces(plan)
         for piece in plan.pieces:
             if piece.wants_logits:
                 events.append(self._score(piece, logits.pieces[piece.slot]))
         for window in plan.windows:
             events += self._settle(window, logits)
+        if deliver is not None and events:
+            deliver(events)
+            events = []
         self._speculation.propose(self._scheduler.decoding())
         self._scheduler.end_round()
         return events
@@ -309,7 +321,11 @@ class Engine:
         rules = {w.slot: self._scheduler.running(w.slot).chooser.free_rule for w in plan.windows}
         return {slot: rule for slot, rule in rules.items() if rule is not None}
 
-    def _look_ahead(self, plan: StepPlan) -> None:
+    def _meanwhile(self, plan: StepPlan) -> None:
+        """What the host has to do before the plan's results, while a device runs it."""
+        self._speculation.catch_up()
+        if not self._runner.follows_rules:
+            return  # a CPU has no such time: looking ahead would only come on top
         for window in plan.windows:
             self._scheduler.running(window.slot).chooser.look_ahead(window.ids[1:])
 

@@ -134,10 +134,15 @@ def share_rows(gains_us: Sequence[Floats], line_us: Floats) -> list[int]:
     """
     if not gains_us:
         return []
-    owner = np.repeat(np.arange(len(gains_us)), [len(gains) for gains in gains_us])
+    lengths = [len(gains) for gains in gains_us]
     gains = np.concatenate(gains_us)
-    order = np.argsort(-gains, kind="stable")
-    value = np.concatenate([[0.0], np.cumsum(gains[order])])
-    value -= line_us[: len(value)] - line_us[0]
-    taken = owner[order[: int(np.argmax(value))]]
-    return [int(depth) for depth in np.bincount(taken, minlength=len(gains_us))]
+    if not len(gains):
+        return [0] * len(lengths)
+    order = (-gains).argsort(kind="stable")
+    value = gains[order].cumsum()
+    value -= line_us[1 : len(value) + 1] - line_us[0]
+    best = int(value.argmax())
+    taken = order[: best + 1] if value[best] > 0.0 else order[:0]
+    owner = np.arange(len(lengths)).repeat(lengths)[taken]
+    depths: list[int] = np.bincount(owner, minlength=len(lengths)).tolist()
+    return depths

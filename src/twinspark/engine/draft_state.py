@@ -117,7 +117,17 @@ class DraftState:
         self.copies = CopyRecord()
         self.counts = DraftCounts()
         self.proposal: Proposal | None = None
+        self._passes_before = -1  # draft passes before the latest round's
         self._index: SuffixIndex | None = None
+
+    def begin_round(self) -> None:
+        """Proposals of the next round are about to be made."""
+        self._passes_before = self.counts.passes
+
+    @property
+    def expects_pass(self) -> bool:
+        """Whether its next proposal will most likely come from a draft pass, as the last did."""
+        return self.counts.passes > self._passes_before or self.passes.is_due
 
     def find_copy(self, ids: Sequence[int], max_tokens: int) -> Copy | None:
         """A copy from the request's own text.

@@ -133,21 +133,32 @@ def serve(
 
 def _run_rounds(engine: Engine, inbox: "Inbox", outbox: "Outbox") -> str:
     """Until the inbox closes; gives the reason for those that are still open."""
+    events: list[Event] = []
+    commands: list[Command] = []
     next_status_s = 0.0
-    while True:
-        commands = inbox.take(wait=not engine.has_work)
-        outbox.expect(commands)
-        events = _obey(engine, commands)
-        if inbox.closing:
-            outbox.send(*events)
-            return "the engine is shutting down"
-        if engine.has_work:
-            events += engine.step()
+
+    def tell(found: Sequence[Event]) -> None:
+        """Send what there is, with the engine's state when it has changed or is due."""
+        nonlocal next_status_s
+        events.extend(found)
         moved = bool(commands) or any(isinstance(event, MOVES) for event in events)
         if moved or not engine.has_work or monotonic() >= next_status_s:
             events.append(engine.status)
             next_status_s = monotonic() + STATUS_GAP_S
+        commands.clear()
         outbox.send(*events)
+        events.clear()
+
+    while True:
+        commands += inbox.take(wait=not engine.has_work)
+        outbox.expect(commands)
+        events += _obey(engine, commands)
+        if inbox.closing:
+            outbox.send(*events)
+            return "the engine is shutting down"
+        rest = engine.step(tell) if engine.has_work else []
+        if rest or events or commands or monotonic() >= next_status_s:
+            tell(rest)
 
 
 def _obey(engine: Engine, commands: list[Command]) -> list[Event]:

@@ -5,11 +5,12 @@ Owns no state; works on what `draft_state.py` keeps of each request. Read next: 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from twinspark.engine.confidence import promise, survival
+from twinspark.engine.confidence import corrected, promise, survival
 from twinspark.engine.depth import choose_passes, pass_surplus, share_rows
 from twinspark.engine.draft_state import DraftState, Proposal
 from twinspark.engine.lookup import MAX_COPY, Copy
@@ -18,6 +19,7 @@ from twinspark.model.step import DraftResult
 Floats = npt.NDArray[np.float64]
 Guess = Callable[[Sequence[int]], Sequence[DraftResult]]
 """Numbers of candidates -> what one draft pass proposes for each."""
+Later = Callable[[], None]
 
 _FULL_DEPTH_MATCH = 8  # without prices a copy needs a match this long
 
@@ -99,16 +101,27 @@ def propose_fully(candidates: Sequence[Candidate], guess: Guess | None) -> int:
             others.append(number)
     if guess is None or not others:
         return 0
-    for number, result in zip(others, guess(others), strict=True):
+    results = guess(others)
+    promised_nB = promise([result.confidence for result in results])
+    for number, result, promised in zip(others, results, promised_nB, strict=True):
         candidate = candidates[number]
         tokens = candidate.useful(result.tokens)
         candidate.state.counts.passes += 1
-        candidate.state.proposal = _of_model(tokens, promise(result.confidence))
+        candidate.state.proposal = _of_model(tokens, promised)
     return len(others)
 
 
-def propose_priced(candidates: Sequence[Candidate], guess: Guess | None, prices: Prices) -> int:
+def propose_priced(
+    candidates: Sequence[Candidate], guess: Guess | None, prices: Prices, later: list[Later]
+) -> int:
     """Drafts that are expected to bring more than their time would bring otherwise.
+
+    Args:
+        candidates: windows of the round.
+        guess: runs a draft pass; None if there is none.
+        prices: of the round.
+        later: is given what is to be done before the next proposals, so that the round, which a
+            device waits for, need not wait for that.
 
     Returns:
         how many candidates took part in a draft pass.
@@ -139,7 +152,7 @@ def propose_priced(candidates: Sequence[Candidate], guess: Guess | None, prices:
         else:
             others.append(number)
     drafted = _draft(candidates, others, guess, surplus, prices)
-    _share(candidates, offers, drafted, prices)
+    _share(candidates, offers, drafted, prices, later)
     return len(drafted)
 
 
@@ -170,16 +183,22 @@ def _draft(
     was_trial = any(due[number] for number in taking)
     for number in set(numbers) - set(taking):
         candidates[number].state.passes.skip()
+    if not taking:
+        return {}
+    factors_nB = np.stack([candidates[number].state.calibration.factors for number in taking])
+    results = guess(taking)
+    promised_nB = promise([result.confidence for result in results])
+    factors_nB = factors_nB[:, : promised_nB.shape[1]]
+    alive_nB = survival(corrected(promised_nB, factors_nB))
     found = {}
-    for number, result in zip(taking, guess(taking) if taking else (), strict=True):
+    for place, (number, result) in enumerate(zip(taking, results, strict=True)):
         candidate = candidates[number]
         candidate.state.counts.passes += 1
         tokens = candidate.useful(result.tokens)
-        chances = candidate.state.calibration.chances(result.confidence)[: len(tokens)]
         found[number] = _Drafted(
             tokens=tokens,
-            promised=promise(result.confidence),
-            alive=survival(chances),
+            promised=promised_nB[place],
+            alive=alive_nB[place, : len(tokens)],
             was_trial=was_trial,
         )
     return found
@@ -190,8 +209,9 @@ def _share(
     offers: dict[int, tuple[Copy, Floats]],
     drafted: dict[int, _Drafted],
     prices: Prices,
+    later: list[Later],
 ) -> None:
-    """Deal the rows out and write proposals and records."""
+    """Deal the rows out and write proposals; records are written later."""
     gains_us = [gains_us for _, gains_us in offers.values()]
     gains_us += [candidates[n].worth_us * found.alive for n, found in drafted.items()]
     depths = share_rows(gains_us, prices.line_us)
@@ -199,13 +219,19 @@ def _share(
         candidates[number].state.proposal = _of_copy(copy, depth)
     pass_us = prices.passes_us[len(drafted)] / max(1, len(drafted))
     for (number, found), depth in zip(drafted.items(), depths[len(offers) :], strict=True):
-        state = candidates[number].state
-        state.proposal = _of_model(found.tokens[:depth], found.promised)
-        row_us = prices.share_us(depth)[-1] - prices.share_us(0)[0]
-        gain_us = candidates[number].worth_us * float(found.alive[:depth].sum())
-        state.passes.observe(
-            found.alive, was_trial=found.was_trial, paid=gain_us > pass_us + row_us
-        )
+        candidate = candidates[number]
+        candidate.state.proposal = _of_model(found.tokens[:depth], found.promised)
+        later.append(partial(_record, candidate, found, depth, prices, pass_us))
+
+
+def _record(
+    candidate: Candidate, found: _Drafted, depth: int, prices: Prices, pass_us: float
+) -> None:
+    row_us = prices.share_us(depth)[-1] - prices.share_us(0)[0]
+    gain_us = candidate.worth_us * float(found.alive[:depth].sum())
+    candidate.state.passes.observe(
+        found.alive, was_trial=found.was_trial, paid=gain_us > pass_us + row_us
+    )
 
 
 def _of_copy(copy: Copy, depth: int) -> Proposal:

@@ -2,15 +2,15 @@
 
 Launching a round's kernels one by one takes the host longer than the device runs them, so a round
 is padded to a bucket of rows and of context, its work recorded the first time the bucket comes, and
-replayed from then on. Steps that do not fit are the eager forward's. Read next: `runner.py`,
-`model/decode.py`.
+replayed from then on. Where the next draft pass is foreseen it follows its round on the device at
+once: how far drafts hold is found there, too, and the host reads tokens while blocks are drafted.
+Steps that do not fit are the eager forward's. Read next: `recording.py`, `round_inputs.py`,
+`runner.py`, `model/decode.py`.
 """
 
-import logging
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from time import perf_counter
-from typing import Protocol
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,85 +18,71 @@ import torch
 from torch import Tensor
 
 from twinspark.cache.layout import RING_ROWS
-from twinspark.cache.upload import download, pack_bytes, unpack_bytes
+from twinspark.cache.staging import Landing
 from twinspark.cache.view import Caches
+from twinspark.config.model import ModelConfig
+from twinspark.engine.plan import PlannedRows, StepPlan
+from twinspark.engine.recording import Graphs, Key, Recorded, Recorder, Recordings, Work
+from twinspark.engine.round_inputs import MOST_REQUESTS, MOST_ROWS, REQUEST_BUCKETS, RoundInputs
 from twinspark.engine.sampler import ChoiceRule
-from twinspark.kernels.head import RowRules, choose_rows
-from twinspark.model.decode import DecodeRound, DraftRound, bucket_of, host_round
+from twinspark.kernels.head import RowRules, accept_rows, choose_rows
+from twinspark.model.decode import DecodeRound, DraftRound, bucket_of
 from twinspark.model.dspark import Pick
-from twinspark.model.step import DraftRequest, DraftResult, Span, StepInput
+from twinspark.model.step import DraftRequest, DraftResult, Span
 from twinspark.model.transformer import Transformer
 
 FIRST_CONTEXT = 2048
 """Positions of the smallest bucket of contexts; the others are twice as large each."""
 
-REQUEST_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
-
-MOST_RECORDED = 48
-"""Recordings that are kept; the one that was not used for longest goes first."""
-
 _GREEDY = ChoiceRule(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
-_NUM_RULES = 7  # tensors of RowRules
-
-logger = logging.getLogger(__name__)
-
-Work = Callable[..., tuple[Tensor, ...]]
+_HEAD = 2  # position and token before the drafts of a request
 
 
-class Recorded(Protocol):
-    """Work on tensors that stay where they are."""
+class PlacedModel(Protocol):
+    """What rounds need of a model; `Transformer`, where its rows are placed."""
 
-    def replay(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Do it on these inputs, given on the host.
+    config: ModelConfig
+    device: torch.device
 
-        The result is to be read before anything else is replayed.
-        """
+    @property
+    def has_draft(self) -> bool:
+        """Whether there are draft blocks."""
 
+    @property
+    def walks_on_device(self) -> bool:
+        """Whether there is `walk_by`."""
 
-class Recorder(Protocol):
-    """Makes recorded work of work."""
+    @property
+    def engram_fields(self) -> list[tuple[torch.dtype, tuple[int, int]]]:
+        """See `Transformer`; so are the others."""
 
-    def record(self, work: Work, tensors: Sequence[Tensor]) -> Recorded:
-        """Do it once on these inputs, given on the host, and record it; it must bear repeating."""
+    def put_engram(self, rows: Sequence[PlannedRows], into: Sequence[npt.NDArray[Any]]) -> None:
+        """Write Engram rows."""
 
+    def engram_tables(self, sent: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Engram rows as `decode` reads them."""
 
-class Graphs:
-    """Records CUDA graphs that share their memory, as only one of them runs at a time."""
+    def decode(self, round_: DecodeRound, caches: Caches) -> Tensor:
+        """Logits of decode rows."""
 
-    def __init__(self, device: torch.device) -> None:
-        """On this device."""
-        self._device = device
-        self._pool = torch.cuda.graph_pool_handle()
+    def draft_block(self, round_: DraftRound, caches: Caches) -> tuple[Tensor, Tensor]:
+        """Hidden rows and base logits of blocks."""
 
-    def record(self, work: Work, tensors: Sequence[Tensor]) -> "Graph":
-        """See `Recorder`."""
-        inputs = pack_bytes(tensors).to(self._device)
-        held = unpack_bytes(inputs, tensors)
-        with torch.cuda.device(self._device):
-            work(*held)  # loads kernels, which a recording cannot
-            torch.cuda.current_stream().synchronize()
-            graph = torch.cuda.CUDAGraph()
-            # other threads of the process may call CUDA meanwhile
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                found = work(*held)
-        return Graph(graph, inputs, found)
+    def draft(
+        self, requests: Sequence[DraftRequest], caches: Caches, pick: Pick | None
+    ) -> list[DraftResult]:
+        """A draft pass, launched by the host."""
 
+    def walk(
+        self, requests: Sequence[DraftRequest], hidden_TD: Tensor, base_TV: Tensor, pick: Pick
+    ) -> list[DraftResult]:
+        """Choose the tokens of blocks on the host."""
 
-class Graph:
-    """Work in a CUDA graph."""
-
-    def __init__(
-        self, graph: torch.cuda.CUDAGraph, inputs: Tensor, found: tuple[Tensor, ...]
-    ) -> None:
-        self._graph = graph
-        self._inputs = inputs
-        self._found = found
-
-    def replay(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Do the work again."""
-        self._inputs.copy_(pack_bytes(tensors, pin=True), non_blocking=True)
-        self._graph.replay()
-        return self._found
+    def walk_by(
+        self, tokens_n: Tensor, hidden_TD: Tensor, base_TV: Tensor,
+        choose: Callable[[int, Tensor], Tensor],
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Choose them on the device."""
 
 
 class Rounds:
@@ -107,7 +93,7 @@ class Rounds:
 
     def __init__(
         self,
-        model: Transformer,
+        model: PlacedModel,
         caches: Caches,
         *,
         banned_V: npt.NDArray[np.bool_] | None = None,
@@ -123,11 +109,16 @@ class Rounds:
         """
         self._model = model
         self._caches = caches
-        self._recorder = recorder or Graphs(model.device)
+        self._recordings = Recordings(recorder or Graphs(model.device))
         self._image_id = model.config.image_token_id
-        self._recorded: OrderedDict[tuple[str, int, int], Recorded] = OrderedDict()
         mask = np.zeros(model.config.vocab_size, np.bool_) if banned_V is None else banned_V
         self._banned_V = torch.from_numpy(mask).to(model.device)
+        self._inputs = RoundInputs(model.engram_fields, model.device)
+        self._chosen = Landing(MOST_ROWS, 1, model.device)
+        width = _HEAD + 2 * model.config.dspark_block_size
+        self._drafted = Landing(MOST_REQUESTS, width, model.device)
+        self._foreseen = 0  # requests whose draft pass may follow the round that ran last
+        self._ahead: list[int] = []  # slots that it was run for
 
     @staticmethod
     def of(
@@ -139,51 +130,65 @@ class Rounds:
                 return Rounds(model, caches, banned_V=banned_V)
         return None
 
-    def fits(self, step: StepInput) -> bool:
-        """Whether a step is a round: decode rows that nothing sets apart, all with logits."""
-        return (
-            bucket_of(len(step.ids_T)) is not None
-            and len(step.logit_rows) == len(step.ids_T)
-            and self._image_id not in step.ids_T
-            and all(
-                span.prompt_end is None
-                and span.count <= RING_ROWS
-                and not span.is_pruned
-                and not span.has_bf16_mixing
-                for span in step.spans
-            )
-        )
+    @property
+    def recorded(self) -> list[Key]:
+        """What is recorded."""
+        return self._recordings.keys
+
+    def fits(self, plan: StepPlan) -> bool:
+        """Whether a plan is a round: decode rows alone, and nothing that sets a row apart."""
+        if plan.pieces or not plan.windows:
+            return False
+        for window in plan.windows:
+            if len(window.ids) > RING_ROWS or window.is_pruned or window.has_bf16_mixing:
+                return False
+            if self._image_id in window.ids:
+                return False
+        return sum(len(window.ids) for window in plan.windows) <= MOST_ROWS
 
     def run(
-        self, step: StepInput, rules: Sequence[ChoiceRule | None] = ()
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        windows: Sequence[PlannedRows],
+        rules: Sequence[ChoiceRule | None],
+        ahead: Collection[int] = (),
+    ) -> Tensor:
         """Run a round; what it gives is to be read before anything else is run.
 
         Args:
-            step: one that fits.
-            rules: one a span; None where more than the rows decides.
+            windows: of a plan that fits.
+            rules: one a window; None where more than the rows decides.
+            ahead: slots with a rule for which `draft_ahead` shall draft.
 
         Returns:
-            logits [T, V] of its rows, and int32 [T] what follows each by its span's rule; -1 where
-            there is nothing to choose, anything where there is no rule.
+            logits [T, V] of its rows.
         """
-        model, caches = self._model, self._caches
-        size = bucket_of(len(step.ids_T))
+        inputs, caches = self._inputs, self._caches
+        end = max(window.first + len(window.ids) for window in windows)
+        assert end <= caches.layout.max_tokens, "past the cache's end"
+        size = bucket_of(sum(len(window.ids) for window in windows))
         assert size is not None, "more rows than a round has"
-        model.begin(step, caches)
-        context = self._context(max(span.first + span.count for span in step.spans))
-        inputs = host_round(step, model.engram_rows(step), size)
+        for window in windows:
+            if window.first == 0:
+                caches.reset(window.slot)
+        sized = inputs.sized(size)
+        num = inputs.put_rows(windows, rules, size)
+        self._model.put_engram(windows, sized.arrays)
+        self._foresee(windows, rules, ahead)
+        _ = caches.starts_S  # brought to the device before the round that reads it
+        sized.part.send()
+        context = self._context(end)
+        (logits_TV,) = self._of("decode", size, context, self._decode).replay()
+        self._chosen.fetch(num)
+        return logits_TV[:num]
 
-        def decode(*held: Tensor) -> tuple[Tensor, ...]:
-            (ids_T, positions_T, slots_T, *engram), rules_T = held[:-_NUM_RULES], _rules_in(held)
-            round_ = DecodeRound(ids_T, positions_T, slots_T, tuple(engram), context)
-            logits_TV = model.decode(round_, caches)
-            return logits_TV, choose_rows(logits_TV.float(), rules_T, banned_V=self._banned_V)
+    def tokens(self, num: int) -> list[int]:
+        """What follows the rows of the round that ran last, by their rules.
 
-        rows = _rows_of(step.spans, rules or [None] * len(step.spans))
-        tensors = [*inputs, *_rule_tensors(rows, size)]
-        logits_TV, tokens_T = self._of(("decode", size, context), tensors, decode).replay(tensors)
-        return logits_TV[: len(rows)], tokens_T[: len(rows)]
+        -1 where there is nothing to choose, anything where there is no rule.
+        """
+        self._chosen.wait()
+        tokens: list[int] = self._chosen.array[:num, 0].tolist()
+        return tokens
 
     def choose(
         self, logits_TV: Tensor, spans: Sequence[Span], rules: Sequence[ChoiceRule | None]
@@ -193,66 +198,163 @@ class Rounds:
         The device's exp and log may part from the host's in the last bit, so a request's tokens
         must be chosen in one place, whatever else is in its steps.
         """
-        rows = _rows_of(spans, rules)
-        tensors = [t.to(logits_TV.device) for t in _rule_tensors(rows, len(rows))]
-        return choose_rows(logits_TV.float(), _rules_in(tensors), banned_V=self._banned_V)
+        rows = [
+            (rule or _GREEDY, span.first + i + 1)
+            for span, rule in zip(spans, rules, strict=True)
+            for i in range(span.count)
+        ]
+        on_rows = RowRules.of(
+            temperature=[rule.temperature for rule, _ in rows],
+            top_k=[rule.top_k for rule, _ in rows],
+            top_p=[rule.top_p for rule, _ in rows],
+            min_p=[rule.min_p for rule, _ in rows],
+            seed=[rule.seed for rule, _ in rows],
+            position=[position for _, position in rows],
+            choice=[rule.choice_index for rule, _ in rows],
+            device=logits_TV.device,
+        )
+        return choose_rows(logits_TV.float(), on_rows, banned_V=self._banned_V)
 
     def draft(self, requests: Sequence[DraftRequest], pick: Pick) -> list[DraftResult]:
         """Draft for requests, as `Transformer.draft`; the host picks every token."""
-        tensors = self._request_tensors(requests)
-        if tensors is None:
-            return self._model.draft(requests, self._caches, pick)
-        model, caches = self._model, self._caches
-        recorded = self._of(
-            ("draft", len(tensors[0]), 0),
-            tensors,
-            lambda *held: model.draft_block(DraftRound(*held), caches),
-        )
-        hidden_TD, base_TV = recorded.replay(tensors)
+        model = self._model
+        size = bucket_of(len(requests), REQUEST_BUCKETS)
+        if not requests or size is None or not model.has_draft:
+            return model.draft(requests, self._caches, pick)
+        self._inputs.put_requests(requests, (), size)
+        self._inputs.requests_part.send()
+        hidden_TD, base_TV = self._of("draft", size, 0, self._draft_blocks).replay()
         rows = len(requests) * model.config.dspark_block_size
         return model.walk(requests, hidden_TD[:rows], base_TV[:rows], pick)
 
     def draft_by_rules(
         self, requests: Sequence[DraftRequest], rules: Sequence[ChoiceRule]
     ) -> list[DraftResult] | None:
-        """The same with all tokens chosen on the device by rules; None where that cannot be."""
-        inputs = self._request_tensors(requests)
-        if inputs is None or not self._model.walks_on_device:
+        """The same with all tokens chosen on the device by rules; None where that cannot be.
+
+        Requests that `draft_ahead` was right about are answered from what it drafted: what a
+        block gets does not depend on the others of its pass.
+        """
+        if not requests or not self._model.walks_on_device:
             return None
-        model, caches, size = self._model, self._caches, len(inputs[0])
-        num_block = model.config.dspark_block_size
-
-        def block(*held: Tensor) -> tuple[Tensor, ...]:
-            round_, rules_n = DraftRound(*held[:-_NUM_RULES]), _rules_in(held)
-
-            def choose(j: int, logits_nV: Tensor) -> Tensor:
-                return choose_rows(logits_nV.float(), rules_n.moved(j), banned_V=self._banned_V)
-
-            hidden_TD, base_TV = model.draft_block(round_, caches)
-            return model.walk_by(round_.tokens_n, hidden_TD, base_TV, choose)
-
-        rows = [(rule, r.position + 1) for r, rule in zip(requests, rules, strict=True)]
-        tensors = [*inputs, *_rule_tensors(rows, size)]
-        found = self._of(("draft by rules", size, num_block), tensors, block).replay(tensors)
-        tokens_nB, confidence_nB = (download(tensor) for tensor in found)
-        return [
-            DraftResult(tokens=[max(t, 0) for t in tokens], confidence=confidence)
-            for tokens, confidence, _ in zip(
-                tokens_nB.tolist(), confidence_nB.tolist(), requests, strict=False
-            )
+        found = self._take_ahead()
+        missing = [
+            (request, rule)
+            for request, rule in zip(requests, rules, strict=True)
+            if _key(request) not in found
         ]
+        if missing:
+            size = bucket_of(len(missing), REQUEST_BUCKETS)
+            if size is None:
+                return None
+            asked = [request for request, _ in missing]
+            self._inputs.put_requests(asked, [rule for _, rule in missing], size)
+            self._inputs.requests_part.send()
+            self._of("draft by rules", size, 0, self._draft_given).replay()
+            self._drafted.fetch(size)
+            found |= self._read([request.slot for request in asked])
+        return [found[_key(request)] for request in requests]
 
-    def _request_tensors(self, requests: Sequence[DraftRequest]) -> list[Tensor] | None:
-        """Tokens, positions and slots in a bucket's size; None where there is none."""
-        size = bucket_of(len(requests), REQUEST_BUCKETS) if requests else None
-        if size is None or not self._model.has_draft:
-            return None
-        missing = size - len(requests)
-        columns = zip(*((r.token, r.position, r.slot) for r in requests), strict=True)
-        return [
-            torch.tensor([*column, *[padding] * missing], dtype=torch.int32)
-            for column, padding in zip(columns, (0, 0, -1), strict=True)
-        ]
+    def draft_ahead(self) -> None:
+        """Begin the draft pass that was foreseen for the round that ran last, if one was.
+
+        The round's logits must have been read, or not be needed.
+        """
+        if self._ahead:
+            size = self._foreseen
+            self._of("draft ahead", size, 0, self._draft_followers).replay()
+            self._drafted.fetch(size)
+
+    def drop_ahead(self) -> None:
+        """Forget what was drafted ahead: the caches go on."""
+        self._ahead = []
+
+    def _foresee(
+        self,
+        windows: Sequence[PlannedRows],
+        rules: Sequence[ChoiceRule | None],
+        ahead: Collection[int],
+    ) -> None:
+        self._ahead = []
+        if not ahead or not self._model.walks_on_device:
+            return
+        row, asked, by = 0, [], []
+        for window, rule in zip(windows, rules, strict=True):
+            if rule is not None and window.slot in ahead:
+                asked.append((window, row))
+                by.append(rule)
+            row += len(window.ids)
+        size = bucket_of(len(asked), REQUEST_BUCKETS)
+        if asked and size is not None:
+            self._inputs.put_followers(asked, by, size)
+            self._foreseen, self._ahead = size, [window.slot for window, _ in asked]
+
+    def _take_ahead(self) -> dict[tuple[int, int, int], DraftResult]:
+        slots, self._ahead = self._ahead, []
+        return self._read(slots) if slots else {}
+
+    def _read(self, slots: Sequence[int]) -> dict[tuple[int, int, int], DraftResult]:
+        """What the pass that was fetched last gave, by slot, position and token."""
+        self._drafted.wait()
+        end = _HEAD + self._model.config.dspark_block_size
+        rows = self._drafted.array[: len(slots)]
+        confidence = rows[:, end:].view(np.float32).tolist()
+        found = {}
+        for slot, row, chances in zip(slots, rows[:, :end].tolist(), confidence, strict=True):
+            tokens = [max(token, 0) for token in row[_HEAD:]]
+            found[slot, row[0], row[1]] = DraftResult(tokens=tokens, confidence=chances)
+        return found
+
+    def _decode(self, size: int, context: int) -> tuple[Tensor, ...]:
+        inputs = self._inputs
+        tables = self._model.engram_tables(inputs.sized(size).engram)
+        round_ = DecodeRound(
+            inputs.ids_T[:size], inputs.positions_T[:size], inputs.slots_T[:size], tables, context
+        )
+        logits_TV = self._model.decode(round_, self._caches)
+        rules = inputs.rules_T.rules(size, inputs.following_T[:size])
+        chosen_T = choose_rows(logits_TV.float(), rules, banned_V=self._banned_V)
+        self._chosen.tensor.view(-1)[:size].copy_(chosen_T)
+        return (logits_TV,)
+
+    def _draft_blocks(self, size: int, _: int) -> tuple[Tensor, ...]:
+        inputs = self._inputs
+        round_ = DraftRound(
+            inputs.tokens_n[:size], inputs.positions_n[:size], inputs.slots_n[:size]
+        )
+        return self._model.draft_block(round_, self._caches)
+
+    def _draft_given(self, size: int, _: int) -> tuple[Tensor, ...]:
+        inputs = self._inputs
+        return self._draft_by_rules(inputs.tokens_n[:size], inputs.positions_n[:size])
+
+    def _draft_followers(self, size: int, _: int) -> tuple[Tensor, ...]:
+        inputs = self._inputs
+        kept_n, following_n = accept_rows(
+            self._chosen.tensor.view(-1), inputs.ids_T, inputs.firsts_n[:size],
+            inputs.counts_n[:size],
+        )  # fmt: skip
+        positions_n = inputs.positions_n[:size] + kept_n + 1
+        return self._draft_by_rules(following_n.clamp(min=0), positions_n)
+
+    def _draft_by_rules(self, tokens_n: Tensor, positions_n: Tensor) -> tuple[Tensor, ...]:
+        model, size = self._model, len(tokens_n)
+        rules_n = self._inputs.rules_n.rules(size, positions_n + 1)
+
+        def choose(j: int, logits_nV: Tensor) -> Tensor:
+            return choose_rows(logits_nV.float(), rules_n.moved(j), banned_V=self._banned_V)
+
+        round_ = DraftRound(tokens_n, positions_n, self._inputs.slots_n[:size])
+        hidden_TD, base_TV = model.draft_block(round_, self._caches)
+        tokens_nB, confidence_nB = model.walk_by(tokens_n, hidden_TD, base_TV, choose)
+        head_n2 = torch.stack([positions_n, tokens_n], dim=1)
+        bits_nB = confidence_nB.float().view(torch.int32)
+        self._drafted.tensor[:size].copy_(torch.cat([head_n2, tokens_nB, bits_nB], dim=1))
+        return ()
+
+    def _of(self, kind: str, size: int, context: int, work: Callable[..., Any]) -> Recorded:
+        do: Work = partial(work, size, context)
+        return self._recordings.of((kind, size, context), do)
 
     def _context(self, tokens: int) -> int:
         context = FIRST_CONTEXT
@@ -260,40 +362,6 @@ class Rounds:
             context *= 2
         return min(context, self._caches.layout.max_tokens)
 
-    def _of(self, key: tuple[str, int, int], tensors: Sequence[Tensor], work: Work) -> Recorded:
-        _ = self._caches.starts_S  # brought to the device before the round that reads it
-        if key not in self._recorded:
-            started_s = perf_counter()
-            if len(self._recorded) == MOST_RECORDED:
-                self._recorded.popitem(last=False)
-            self._recorded[key] = self._recorder.record(work, tensors)
-            logger.debug("recorded %s in %.2f s", key, perf_counter() - started_s)
-        self._recorded.move_to_end(key)
-        return self._recorded[key]
 
-
-def _rows_of(
-    spans: Sequence[Span], rules: Sequence[ChoiceRule | None]
-) -> list[tuple[ChoiceRule | None, int]]:
-    """The rule of every row, and the position of the token that follows it."""
-    pairs = zip(spans, rules, strict=True)
-    return [(rule, span.first + i + 1) for span, rule in pairs for i in range(span.count)]
-
-
-def _rule_tensors(rows: Sequence[tuple[ChoiceRule | None, int]], size: int) -> tuple[Tensor, ...]:
-    """Rules and the positions of the chosen tokens, on the host, padded to `size` rows."""
-    padded = [*rows, *[(None, 0)] * (size - len(rows))]
-    rules = [rule or _GREEDY for rule, _ in padded]
-    return RowRules.of(
-        temperature=[rule.temperature for rule in rules],
-        top_k=[rule.top_k for rule in rules],
-        top_p=[rule.top_p for rule in rules],
-        min_p=[rule.min_p for rule in rules],
-        seed=[rule.seed for rule in rules],
-        position=[position for _, position in padded],
-        choice=[rule.choice_index for rule in rules],
-    ).tensors()
-
-
-def _rules_in(held: Sequence[Tensor]) -> RowRules:
-    return RowRules(*held[-_NUM_RULES:])
+def _key(request: DraftRequest) -> tuple[int, int, int]:
+    return request.slot, request.position, request.token

@@ -4,7 +4,7 @@ Owns the caches, the saved states and the hand-over between host and device; dec
 Read next: `plan.py`, `rounds.py`, `model/transformer.py`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -34,6 +34,10 @@ from twinspark.model.step import DraftRequest, DraftResult, Span, StepInput, Ste
 
 Logits = npt.NDArray[np.float32]
 NO_RULES: Mapping[int, ChoiceRule] = MappingProxyType({})
+
+
+def nothing() -> None:
+    """Nothing to do."""
 
 
 class PagedCaches(Protocol):
@@ -154,6 +158,7 @@ class Runner:
         """`banned_V` is what no request may choose, for choices that are made on the device."""
         self._model = model
         self._followers = followers or NoFollowers()
+        self._is_alone = followers is None
         self.caches = caches
         self._states: dict[int, Any] = {}
         self._rounds = Rounds.of(model, caches, banned_V)
@@ -167,7 +172,8 @@ class Runner:
         self,
         plan: StepPlan,
         rules: Mapping[int, ChoiceRule] = NO_RULES,
-        meanwhile: Callable[[], None] | None = None,
+        ahead: Collection[int] = (),
+        meanwhile: Callable[[], None] = nothing,
     ) -> StepLogits:
         """Run a plan, on the followers too.
 
@@ -175,12 +181,24 @@ class Runner:
             plan: what to run.
             rules: by slot, where nothing but a rule decides what follows the window's rows; a
                 device may then choose, which spares the way of the logits.
-            meanwhile: work of the host that is done while a device runs the plan; never on a CPU,
-                where the plan has all of it.
+            ahead: slots of `rules` that will most likely ask `draft` for what follows; a device
+                may then draft at once.
+            meanwhile: work of the host, done while a device runs the plan.
         """
         self._followers.step(plan)
         for op in plan.ops:
             self._apply(op)
+        with self._on_device():
+            if self._rounds is not None:
+                if self._rounds.fits(plan):
+                    return self._round(self._rounds, plan, rules, ahead, meanwhile)
+                self._rounds.drop_ahead()
+            return self._step(plan, rules, meanwhile)
+
+    def _step(
+        self, plan: StepPlan, rules: Mapping[int, ChoiceRule], meanwhile: Callable[[], None]
+    ) -> StepLogits:
+        """A plan whose work is launched as it comes."""
         planned = (*plan.windows, *plan.pieces)
         rows: list[int] = []
         start = 0
@@ -194,15 +212,11 @@ class Runner:
             history=tuple(part.history for part in planned),
             logit_rows=rows,
         )
-        with self._on_device():
-            if self._rounds is not None and self._rounds.fits(step):
-                return self._round(self._rounds, step, plan, rules, meanwhile)
-            found_RV = self._model.forward(step, self.caches).logits_RV
-            assert found_RV.shape[0] == len(rows), "a wanted row has no logits"
-            if meanwhile is not None and self._rounds is not None:
-                meanwhile()
-            chosen = self._choose(found_RV, step, plan, rules)
-            logits_RV = to_host(found_RV)
+        found_RV = self._model.forward(step, self.caches).logits_RV
+        assert found_RV.shape[0] == len(rows), "a wanted row has no logits"
+        meanwhile()
+        chosen = self._choose(found_RV, step, plan, rules)
+        logits_RV = to_host(found_RV)
         self._followers.check(logits_RV)
         return replace(_by_slot(plan, logits_RV), chosen=chosen)
 
@@ -221,28 +235,43 @@ class Runner:
     def _round(
         self,
         rounds: Rounds,
-        step: StepInput,
         plan: StepPlan,
         rules: Mapping[int, ChoiceRule],
-        meanwhile: Callable[[], None] | None,
+        ahead: Collection[int],
+        meanwhile: Callable[[], None],
     ) -> StepLogits:
         """A recorded round; logits are brought over for slots without a rule, or to compare."""
-        logits_TV, tokens_T = rounds.run(step, [rules.get(w.slot) for w in plan.windows])
-        if meanwhile is not None:
-            meanwhile()
+        each = [rules.get(window.slot) for window in plan.windows]
+        # other ranks are told of a draft pass before it runs, so nothing runs ahead of that
+        logits_TV = rounds.run(plan.windows, each, ahead if self._is_alone else ())
+        host_chooses = any(rule is None for rule in each)
         windows: dict[int, Logits] = {}
+        if host_chooses or self._followers.compares:
+            meanwhile()
+            windows = self._logits_for_host(plan, rules, logits_TV)
+            rounds.draft_ahead()  # it may overwrite the logits
+        else:
+            rounds.draft_ahead()
+            meanwhile()
+        num_rows = sum(len(window.ids) for window in plan.windows)
+        tokens = rounds.tokens(num_rows) if rules else []
+        return StepLogits(windows=windows, pieces={}, chosen=_tokens_by_slot(plan, tokens, rules))
+
+    def _logits_for_host(
+        self, plan: StepPlan, rules: Mapping[int, ChoiceRule], logits_TV: Tensor
+    ) -> dict[int, Logits]:
+        """By slot, the rows of windows without a rule; of all where ranks compare them."""
         if self._followers.compares:
             logits_RV = to_host(logits_TV)
             self._followers.check(logits_RV)
-            windows = _by_slot(plan, logits_RV).windows
-        tokens = download(tokens_T).tolist() if rules else []
-        start = 0
+            return dict(_by_slot(plan, logits_RV).windows)
+        windows, start = {}, 0
         for window in plan.windows:
-            part = slice(start, start + len(window.ids))
-            start = part.stop
-            if window.slot not in rules and window.slot not in windows:
-                windows[window.slot] = to_host(logits_TV[part])
-        return StepLogits(windows=windows, pieces={}, chosen=_tokens_by_slot(plan, tokens, rules))
+            end = start + len(window.ids)
+            if window.slot not in rules:
+                windows[window.slot] = to_host(logits_TV[start:end])
+            start = end
+        return windows
 
     def draft(
         self,

@@ -19,12 +19,20 @@ from twinspark.engine.costs import DEFAULT_COSTS, CostTable
 from twinspark.engine.depth import Rate
 from twinspark.engine.draft_state import DraftCounts, DraftFigures, DraftState, Proposal
 from twinspark.engine.lookup import MAX_COPY
-from twinspark.engine.proposing import Candidate, Prices, propose_fully, propose_priced
+from twinspark.engine.proposing import (
+    Candidate,
+    Later,
+    Prices,
+    propose_fully,
+    propose_priced,
+)
 from twinspark.engine.request import Session
 from twinspark.engine.runner import Logits, Runner
 from twinspark.model.step import DraftRequest, DraftResult
 
 Floats = npt.NDArray[np.float64]
+
+_LEAST_LEFT = 2  # tokens a reply may get yet: one of the round, and one that needs no draft
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +128,7 @@ class Speculation:
         self._round: list[tuple[DraftState, int, bool]] = []
         self._rows = 0
         self._pass_us = 0.0
+        self._later: list[Later] = []
 
     @classmethod
     def of(
@@ -174,12 +183,14 @@ class Speculation:
         Args:
             sessions: all that decode in the next round.
         """
+        self.catch_up()
         self._close_round()
         self.drafts = {}
         live = list(sessions)
         states = [self._state(session, len(live)) for session in live]
         for state in states:
             state.proposal = None
+            state.begin_round()
         needs = {
             number: need
             for number, need in enumerate(map(self._need, live))
@@ -195,6 +206,28 @@ class Speculation:
             proposal = candidate.state.proposal
             if proposal is not None and proposal.tokens:
                 self.drafts[need.slot] = proposal.tokens
+
+    def foresee(self, sessions: Iterable[Session]) -> set[int]:
+        """Slots that will most likely be in a draft pass after the round that is about to run.
+
+        A guess by token history; a wrong one costs time and changes no proposal.
+        """
+        if not self.block:
+            return set()
+        return {
+            session.slot
+            for session in sessions
+            if session.slot is not None
+            and session.tokens_left > _LEAST_LEFT
+            and session.request.sampling.draft
+            and self._state(session, 1).expects_pass
+        }
+
+    def catch_up(self) -> None:
+        """Do what the latest proposals left to be done while their round runs."""
+        for record in self._later:
+            record()
+        self._later.clear()
 
     def observe(self, session: Session, window: Sequence[int], taken: Sequence[int]) -> None:
         """Learn how a window went: its pending token and drafts, and the tokens it gave."""
@@ -284,7 +317,7 @@ class Speculation:
                 line_us=self._line(num_slots),
                 passes_us=self._costs.passes(len(candidates)),
             )
-            width = propose_priced(candidates, guess, prices)
+            width = propose_priced(candidates, guess, prices, self._later)
         else:
             width = propose_fully(candidates, guess)
         if width:

@@ -117,39 +117,52 @@ class EngramHash:
                     "head count do not belong to this table"
                 )
         self._reach = max_ngram
-        self._heads = num_heads
         self._pad_id = pad_id
         primes_LC = np.array(primes, np.int64)
         ends_LC = np.cumsum(primes_LC, axis=1)
-        self._primes_LC = primes_LC
-        self._offsets_LC = ends_LC - primes_LC
+        self._shape_LC = primes_LC.shape
+        shape = (len(layer_ids), max_ngram - 1, num_heads)
+        self._primes_LSH = primes_LC.reshape(shape)
+        self._offsets_LSH = (ends_LC - primes_LC).reshape(shape)
         factors = [multipliers(i, compressed_vocab_size, max_ngram) for i in layer_ids]
         self._factors_LS = np.array(factors, np.int64)
+        self._back_S = np.arange(max_ngram)
+
+    def places(self, place_T: Ints) -> Ints:
+        """Places of tokens and of what is before each of them, int64 [T, max_ngram]."""
+        places: Ints = place_T[:, None] - self._back_S
+        return places
 
     def rows(
-        self, token_map: npt.NDArray[np.integer], ids: Ints, blocked: npt.NDArray[np.bool_]
+        self,
+        token_map: npt.NDArray[np.integer],
+        ids: Ints,
+        blocked: npt.NDArray[np.bool_] | None,
+        place_TS: Ints | None = None,
     ) -> Ints:
-        """Row ids of a run of tokens.
+        """Row ids of tokens.
 
         Args:
             token_map: int [vocab], raw id to compressed id.
-            ids: [max_ngram - 1 + T] raw ids, the look-back of the first token in front.
+            ids: raw ids, in front of every token its look-back of max_ngram - 1.
             blocked: same length; True where there is no token or an image stands. What lies before
-                a blocked place is hidden too.
+                a blocked place is hidden too. None is nowhere.
+            place_TS: where tokens and what is before them stand in `ids`, of `places`; None is of
+                all that have a whole look-back, one run of tokens.
 
         Returns:
             int64 [T, L, columns].
         """
-        num = len(ids) - (self._reach - 1)
-        mapped = np.where(blocked, self._pad_id, token_map[ids]).astype(np.int64)
+        if place_TS is None:
+            place_TS = self.places(np.arange(self._reach - 1, len(ids)))
         # back_TS[t, s] is the token s places before token t; blocking is sticky along s
-        place_TS = np.arange(num)[:, None] + (self._reach - 1) - np.arange(self._reach)
-        hidden_TS = np.logical_or.accumulate(blocked[place_TS], axis=1)
-        back_TS = np.where(hidden_TS, self._pad_id, mapped[place_TS])
+        back_TS = token_map.take(ids.take(place_TS))
+        if blocked is not None:
+            back_TS[np.logical_or.accumulate(blocked[place_TS], axis=1)] = self._pad_id
         roll_TLS = np.bitwise_xor.accumulate(back_TS[:, None] * self._factors_LS, axis=2)
-        roll_TLC = np.repeat(roll_TLS[:, :, 1:], self._heads, axis=2)
-        rows: Ints = roll_TLC % self._primes_LC + self._offsets_LC
-        return rows
+        rows_TLSH: Ints = roll_TLS[:, :, 1:, None] % self._primes_LSH
+        rows_TLSH += self._offsets_LSH
+        return rows_TLSH.reshape(len(place_TS), *self._shape_LC)
 
 
 def engram_gate(

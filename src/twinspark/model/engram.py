@@ -4,7 +4,11 @@ Owns the hash of a step's rows and the injection of one layer (model specificati
 Letters: T tokens, C streams, D hidden. Read next: `kernels/engram.py`.
 """
 
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -15,6 +19,32 @@ from twinspark.kernels.engram import EngramHash
 from twinspark.kernels.engram_gate.gate import dequant_rows, gate_rows
 from twinspark.model.linear import ModelLoader
 from twinspark.model.step import StepInput
+
+Ints = npt.NDArray[np.int64]
+
+
+class SlotRows(Protocol):
+    """Consecutive rows of one slot."""
+
+    @property
+    def first(self) -> int:
+        """Position of the first row."""
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """Tokens of the rows."""
+
+    @property
+    def history(self) -> Sequence[int]:
+        """The tokens just before `first`, oldest first; as many as the hash looks back are read."""
+
+
+class TokenRun(NamedTuple):
+    """`SlotRows` of a step."""
+
+    first: int
+    ids: Sequence[int]
+    history: Sequence[int]
 
 
 class StepHash:
@@ -49,32 +79,51 @@ class StepHash:
             compressed_vocab_size=config.engram_compressed_vocab_size,
             pad_id=int(token_map[config.engram_pad_token_id]),
         )
+        self._nothing = [-1] * (config.engram_max_ngram_size - 1)
+        self._counts: list[int] = []  # of the runs that came last, and where their rows stand
+        self._place_TS: Ints = np.zeros((0, 0), np.int64)
 
     def rows(self, step: StepInput) -> Tensor:
         """Row ids of a step, int64 [T, Engram layers, columns]."""
-        reach = self._config.engram_max_ngram_size - 1
-        columns = self._config.engram_n_heads * reach
-        parts = [np.zeros((0, len(self._config.engram_layer_ids), columns), np.int64)]
-        first = 0
+        runs, first = [], 0
         for span, history in zip(step.spans, step.history, strict=True):
-            ids = np.asarray(step.ids_T[first : first + span.count], np.int64)
-            before = np.asarray(history[-reach:], np.int64)[-min(reach, span.first) :]
-            if span.first == 0:
-                before = before[:0]
-            parts.append(self._span_rows(before, ids, reach))
+            ids = step.ids_T[first : first + span.count]
+            runs.append(TokenRun(first=span.first, ids=ids, history=history))
             first += span.count
-        return torch.from_numpy(np.concatenate(parts))
+        return torch.from_numpy(self.of_runs(runs))
 
-    def _span_rows(self, before: np.ndarray, ids: np.ndarray, reach: int) -> np.ndarray:
-        missing = reach - len(before)
-        padded = np.concatenate([np.zeros(missing, np.int64), before, ids])
-        blocked = padded == self._config.image_token_id
-        blocked[:missing] = True
-        return self._hash.rows(self._map, padded, blocked)
+    def of_runs(self, runs: Iterable[SlotRows]) -> Ints:
+        """The same of tokens as the engine holds them, int64 [T, Engram layers, columns]."""
+        reach, image_id = len(self._nothing), self._config.image_token_id
+        flat: list[int] = []
+        counts: list[int] = []
+        is_whole = True
+        for run in runs:
+            before = run.history[-reach:][-run.first :] if run.first else ()
+            if len(before) < reach:
+                flat += self._nothing[len(before) :]
+                is_whole = False
+            flat += before
+            flat += run.ids
+            counts.append(len(run.ids))
+        ids = np.array(flat, np.int64)
+        blocked = None
+        if not is_whole or image_id in flat:
+            blocked = (ids == image_id) | (ids < 0)  # ids below 0 are where there is no token
+        if counts != self._counts:
+            rows = np.arange(sum(counts))
+            before_T = np.repeat(np.arange(1, len(counts) + 1), counts) * reach
+            self._counts, self._place_TS = counts, self._hash.places(rows + before_T)
+        return self._hash.rows(self._map, ids, blocked, self._place_TS)
 
 
 class Engram:
-    """The table, projection and gate of one Engram layer."""
+    """The table, projection and gate of one Engram layer.
+
+    Attributes:
+        index: of the layer among Engram layers.
+        fields: types and shapes of what `put` writes for one row.
+    """
 
     def __init__(self, loader: ModelLoader, layer: int) -> None:
         """Load backbone layer `layer`'s Engram."""
@@ -82,6 +131,8 @@ class Engram:
         self.index = config.engram_layer_ids.index(layer)
         self._config = config
         self._table = loader.weights.engram_rows(layer)
+        columns = config.engram_columns
+        self.fields = [(dtype, (columns, width)) for dtype, width in self._table.row_fields]
         self._cache_dir = loader.kernel_cache
         self._wkv = loader.linear(f"{prefix}.wkv")
         # only the product of the two is ever used (model specification 3.9)
@@ -105,6 +156,19 @@ class Engram:
         values, scales = upload(found, device)
         rows = dequant_rows(values.flatten(0, 1), scales.flatten(0, 1), cache_dir=self._cache_dir)
         return rows.view(len(hash_TLC), -1)
+
+    def put(self, hash_TLC: Ints, into: Sequence[npt.NDArray[Any]]) -> None:
+        """Write table rows where a device is sent them from; arrays of `fields`, T rows first."""
+        ids = hash_TLC[:, self.index].reshape(-1)
+        self._table.put(ids, [array.reshape(len(ids), -1) for array in into])
+
+    def rows_of(self, sent: Sequence[Tensor]) -> Tensor:
+        """Rows [T, columns * width], bf16, from tensors of `fields` on the device."""
+        if len(sent) == 1:
+            return sent[0].flatten(1)
+        values, scales = (tensor.flatten(0, 1) for tensor in sent)
+        rows = dequant_rows(values, scales, cache_dir=self._cache_dir)
+        return rows.view(len(sent[0]), -1)
 
     def __call__(self, x_TCD: Tensor, table_TK: Tensor, image_T: Tensor | None = None) -> Tensor:
         """Inject into the streams.

@@ -7,8 +7,10 @@ its own ones. Letters: T rows, K inputs, O outputs. Read next: `kernels/matmul.p
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -66,6 +68,13 @@ class EngramRows(Protocol):
 
     def gather_bytes(self, row_ids: Tensor) -> tuple[Tensor, Tensor] | None:
         """The same as stored, (e4m3 bytes, scale bytes); None where they are stored as bf16."""
+
+    @property
+    def row_fields(self) -> tuple[tuple[torch.dtype, int], ...]:
+        """Types and widths of what `put` writes: bf16 values, or e4m3 bytes and scale bytes."""
+
+    def put(self, row_ids: npt.NDArray[np.int64], into: Sequence[npt.NDArray[Any]]) -> None:
+        """Write rows by id [N] into arrays [N, width] of `row_fields`; bf16 as int16."""
 
 
 class WeightSource(Protocol):

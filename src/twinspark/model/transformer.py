@@ -6,9 +6,11 @@ Read next: `layer.py`, `csa.py`, `engram.py`, `dspark.py`.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -21,7 +23,7 @@ from twinspark.kernels.plain.norm import embed_streams
 from twinspark.model.csa import Attention
 from twinspark.model.decode import DecodeRound, DecodeRows, DraftRound
 from twinspark.model.dspark import DSpark, Pick
-from twinspark.model.engram import Engram, StepHash
+from twinspark.model.engram import Engram, SlotRows, StepHash
 from twinspark.model.indexer import CallState
 from twinspark.model.layer import Layer
 from twinspark.model.linear import ModelLoader
@@ -166,6 +168,32 @@ class Transformer:
             return {}
         hash_TLC = self._hash.rows(step)
         return {layer: engram.gather(hash_TLC) for layer, engram in self._engrams.items()}
+
+    @property
+    def engram_fields(self) -> list[tuple[torch.dtype, tuple[int, int]]]:
+        """Types and shapes of one row of what `put_engram` writes, layer after layer."""
+        return [field for engram, _ in self._staged_engrams for field in engram.fields]
+
+    def put_engram(self, rows: Sequence[SlotRows], into: Sequence[npt.NDArray[Any]]) -> None:
+        """Write the table rows of decode rows into arrays of `engram_fields`, their rows first."""
+        if self._hash is None:
+            return
+        hash_TLC = self._hash.of_runs(rows)
+        for engram, part in self._staged_engrams:
+            engram.put(hash_TLC, [array[: len(hash_TLC)] for array in into[part]])
+
+    def engram_tables(self, sent: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """What `DecodeRound.engram` holds, from tensors of `engram_fields` on the device."""
+        return tuple(engram.rows_of(sent[part]) for engram, part in self._staged_engrams)
+
+    @cached_property
+    def _staged_engrams(self) -> list[tuple[Engram, slice]]:
+        """Engram layers that rows are staged for, each with its part of `engram_fields`."""
+        found, place = [], 0
+        for engram in self._engrams.values() if self._hash is not None else ():
+            found.append((engram, slice(place, place + len(engram.fields))))
+            place += len(engram.fields)
+        return found
 
     def _run_layers(
         self,

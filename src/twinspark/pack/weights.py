@@ -4,6 +4,7 @@ A slice copies only its own bytes; the rest of the file is not read. `rows` alwa
 and `cols` outputs, as in y = x @ W. Read next: `model/loading.py`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +47,11 @@ class EngramTable:
         self._weight, self._scale = weight, scale
         resident = 2 * weight.size <= _RESIDENT_BYTES
         self._rows = self._read(slice(None)) if resident else None
+        self._sources: tuple[NDArray[Any], ...] = (weight,) if scale is None else (weight, scale)
+        if self._rows is not None:
+            self._sources = (self._rows.view(torch.int16).numpy(),)
+        elif scale is None:
+            self._sources = (weight.view(np.int16),)
 
     def gather(self, row_ids: Tensor | NDArray[np.int64]) -> Tensor:
         """Rows by id.
@@ -75,6 +81,27 @@ class EngramTable:
         where = self._checked(row_ids).numpy()
         found = (np.array(self._weight[where]), np.array(self._scale[where]))
         return torch.from_numpy(found[0]), torch.from_numpy(found[1])
+
+    @property
+    def row_fields(self) -> tuple[tuple[torch.dtype, int], ...]:
+        """Types and widths of the arrays that `put` fills.
+
+        bf16 values of tables that are held, or that are stored so; else e4m3 bytes and scale bytes,
+        which are half as much to bring to a device.
+        """
+        if self._rows is not None or self._scale is None:
+            return ((torch.bfloat16, self.width),)
+        return (torch.uint8, self.width), (torch.uint8, self._scale.shape[1])
+
+    def put(self, row_ids: NDArray[np.int64], into: Sequence[NDArray[Any]]) -> None:
+        """Write rows where they go next.
+
+        Args:
+            row_ids: [N], all in the table, which is not checked: it would cost more than the rest.
+            into: [N, width] arrays of `row_fields`; bf16 as int16.
+        """
+        for source, target in zip(self._sources, into, strict=True):
+            source.take(row_ids, axis=0, out=target, mode="clip")  # others are buffered
 
     def _checked(self, row_ids: Tensor | NDArray[np.int64]) -> Tensor:
         ids = torch.as_tensor(row_ids)

@@ -7,6 +7,7 @@ from tests.fake_model import FakeModel
 from twinspark.bench import engine as bench
 from twinspark.bench.goals import goals_of, report
 from twinspark.bench.overhead import Overhead, measure_overhead
+from twinspark.bench.round_host import RoundHost
 from twinspark.bench.stall import Stall, measure_stall
 from twinspark.config.engine import EngineConfig
 from twinspark.engine.core import Engine
@@ -93,7 +94,12 @@ def test_goals_say_what_was_met():
         longest_gap_ms=(2.0,) * 3, longest_rounds=2.0, p99_rounds=1.5, rounds_kept=0.4,
         tokens_kept=0.6,
     )  # fmt: skip
-    goals = {goal.name: goal for goal in goals_of(cells, overheads, stall)}
+    hosts = [
+        RoundHost(slots=slots, rows=6, rounds=9, idle_us=160.0, idle_p99_us=900.0, step_us=999.0,
+                  torch_calls=4.0, copies=3.0, waits=2.0)
+        for slots in (1, 4, 9)
+    ]  # fmt: skip
+    goals = {goal.name: goal for goal in goals_of(cells, overheads, stall, hosts)}
     assert {name: goal.is_met for name, goal in goals.items()} == {
         "code x1: speed with drafts over without": True,
         "code x4: speed with drafts over without": None,
@@ -101,6 +107,9 @@ def test_goals_say_what_was_met():
         "code, drafts on: 4 streams over one, whole batches": None,
         "code, drafts off: 4 streams over one, while all decode": True,
         "code, drafts off: 4 streams over one, whole batches": None,
+        "1 slots: host between recorded rounds, median us": False,
+        "4 slots: host between recorded rounds, median us": True,
+        "9 slots: host between recorded rounds, median us": None,
         "4 slots: scheduler, median us a round": True,
         "4 slots: scheduler, p99 us a round": False,
         "4 slots: step without the model, median us": None,

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from tests.tiny import config as tiny_config
@@ -87,3 +88,12 @@ def test_floors_follow_the_published_bytes():
     assert distinct_experts(384, 6, 6) == pytest.approx(34.6, abs=0.1)
     slow = replace(H200, decoded_per_us=H200.decoded_per_us / 2)
     assert math.isclose(work[-1].floor_us(slow), 2 * work[-1].floor_us(H200), rel_tol=1e-6)
+
+
+def test_rows_of_the_stand_in_table_are_put_as_they_are_gathered():
+    table = SyntheticWeights(release_config(), CPU).engram_rows(1)
+    ids = np.array([5, 1 << 30, 5])
+    into = [np.zeros((3, width), np.uint8) for _, width in table.row_fields]
+    table.put(ids, into)
+    for found, wanted in zip(into, table.gather_bytes(torch.from_numpy(ids)), strict=True):
+        assert np.array_equal(found, wanted.numpy())

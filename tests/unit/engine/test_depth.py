@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from twinspark.engine.confidence import Calibration, CopyRecord, promise, survival
+from twinspark.engine.confidence import Calibration, CopyRecord, corrected, promise, survival
 from twinspark.engine.depth import PassRecord, Rate, choose_passes, pass_surplus, share_rows
 
 LINE = np.cumsum([100.0, 9, 1, 1, 30, 2, 2, 2, 2, 2, 2, 2, 2])
@@ -113,18 +113,22 @@ def test_the_rate_follows_the_rounds():
     assert rate.us_per_token == pytest.approx(25.0)
 
 
+def chances(calibration, confidence):
+    return corrected(promise(confidence), calibration.factors[: len(confidence)])
+
+
 def test_chances_are_confidence_times_evidence():
     calibration = Calibration(3)
-    assert calibration.chances([0.0, 100.0]) == pytest.approx([0.5, 0.995])
+    assert chances(calibration, [0.0, 100.0]) == pytest.approx([0.5, 0.995])
     promised = promise([0.0, 0.0, 0.0])
     calibration.observe(promised, reached=2, kept=1)
-    assert calibration.chances([0.0] * 3) == pytest.approx([0.5 * 3 / 2.5, 0.5 * 2 / 2.5, 0.5])
+    assert chances(calibration, [0.0] * 3) == pytest.approx([0.5 * 3 / 2.5, 0.5 * 2 / 2.5, 0.5])
     for _ in range(400):
         calibration.observe(promised, reached=3, kept=3)
-    assert calibration.chances([-1.0])[0] == pytest.approx(promise([-1.0])[0] * 2 * 0.94, rel=0.1)
+    assert chances(calibration, [-1.0])[0] == pytest.approx(promise([-1.0])[0] * 2 * 0.94, rel=0.1)
     for _ in range(400):
         calibration.observe(promise([9.0] * 3), reached=1, kept=0)
-    assert calibration.chances([0.0])[0] == pytest.approx(0.5 * 0.2)
+    assert chances(calibration, [0.0])[0] == pytest.approx(0.5 * 0.2)
 
 
 def test_a_confidence_that_is_no_number_promises_nothing():

@@ -83,9 +83,9 @@ def test_states_are_dropped_by_the_plan_after_the_one_that_saved_them(make_engin
     seen = []
     run = engine._runner.run
 
-    def spy(plan, rules):
+    def spy(plan, *others):
         seen.extend(plan.ops)
-        return run(plan, rules)
+        return run(plan, *others)
 
     engine._runner.run = spy
     run_all(engine, [ask("a"), ask("b", first=60), ask("c", first=90)])

@@ -4,12 +4,16 @@ In float64 they give what gathered rows give; rounds in tensors of fixed shapes 
 give.
 """
 
+import numpy as np
 import pytest
 import torch
+from tests import tiny
 from tests.gpu.rounds import Decoder, host_round, step_of
-from tests.unit.model.harness import Session, prompt
+from tests.unit.model.harness import Session, prompt, tiny_token_map
 
+from twinspark.engine.plan import PlannedRows
 from twinspark.model.decode import ROW_BUCKETS, DraftRound, bucket_of
+from twinspark.model.loading import load_model
 from twinspark.model.step import Span, StepInput
 
 IDS = prompt(100)
@@ -111,6 +115,37 @@ def test_rounds_are_padded_on_the_host(tiny_model64):
     assert len(tables) == len(tiny_model64.config.engram_layer_ids)
     for table in tables:
         assert table[:3].float().abs().sum() > 0 and not table[3:].any()
+
+
+@pytest.mark.parametrize("resident_bytes", [64 << 20, 0])
+def test_engram_rows_are_put_where_they_are_sent_from(resident_bytes, monkeypatch):
+    """Whatever stands before rows: nothing, an image, too little; held tables and stored ones."""
+    monkeypatch.setattr("twinspark.pack.weights._RESIDENT_BYTES", resident_bytes)
+    model = load_model(tiny.hybrid_path(), token_map=tiny_token_map())
+    image = model.config.image_token_id
+    windows = [
+        PlannedRows(slot=0, first=9, ids=(4, 5), history=(1, 2, 3)),
+        PlannedRows(slot=2, first=2, ids=(6,), history=(7, 8)),
+        PlannedRows(slot=1, first=0, ids=(9, image, 10), history=()),
+        PlannedRows(slot=3, first=40, ids=(11, 12), history=(1, image, 3)),
+    ]
+    types = {torch.bfloat16: np.int16, torch.uint8: np.uint8}
+    into = [np.full((10, *shape), 3, types[t]) for t, shape in model.engram_fields]
+    for _ in range(2):  # the second time as the first
+        model.put_engram(windows, into)
+    sent = [
+        torch.from_numpy(array[:8]).view(t)
+        for array, (t, _) in zip(into, model.engram_fields, strict=True)
+    ]
+    step = StepInput(
+        spans=tuple(Span(slot=w.slot, first=w.first, count=len(w.ids)) for w in windows),
+        ids_T=[token for w in windows for token in w.ids],
+        history=tuple(w.history for w in windows),
+    )
+    wanted = model.engram_rows(step)
+    for found, table in zip(model.engram_tables(sent), wanted.values(), strict=True):
+        assert torch.equal(found, table)
+    assert all((array[8:] == 3).all() for array in into)  # rows behind are left alone
 
 
 def test_the_smallest_bucket_with_room():

@@ -278,3 +278,25 @@ def test_engram_rows_as_stored_are_the_same_rows():
         table.gather_bytes(torch.tensor([table.num_rows]))
     bf16 = EngramTable(np.zeros((4, 32), np.uint16), None)
     assert bf16.gather_bytes(torch.tensor([1])) is None
+
+
+@pytest.mark.parametrize("resident_bytes", [64 << 20, 0])
+def test_engram_rows_are_put_where_a_device_is_sent_them_from(
+    resident_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twinspark.pack.weights._RESIDENT_BYTES", resident_bytes)
+    pack = open_pack(tiny.hybrid_path())
+    stored = PackWeights(pack).engram_rows(pack.config.engram_layer_ids[0])
+    words = np.arange(4 * 32, dtype=np.uint16).reshape(4, 32)
+    for table in (stored, EngramTable(words, None)):
+        ids = np.array([3, 0, table.num_rows - 1, 3])
+        types = {torch.bfloat16: np.int16, torch.uint8: np.uint8}
+        into = [np.zeros((len(ids), width), types[dtype]) for dtype, width in table.row_fields]
+        table.put(ids, into)
+        wanted = table.gather(ids)
+        if len(into) == 2:  # tables that are not held stay in their bytes
+            found = dequant_engram(*map(torch.from_numpy, into))
+        else:
+            found = torch.from_numpy(into[0]).view(torch.bfloat16)
+        assert torch.equal(found.view(torch.int16), wanted.view(torch.int16))
+    assert (len(stored.row_fields) == 2) == (resident_bytes == 0)

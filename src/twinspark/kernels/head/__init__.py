@@ -9,8 +9,10 @@ from twinspark.kernels.head.rows import (
     accept_rows,
     argmax_rows,
     choose_rows,
+    log_min_p,
     log_sum_rows,
     markov_rows,
+    seed_words,
     why_not_markov_rows,
 )
 
@@ -19,7 +21,9 @@ __all__ = [
     "accept_rows",
     "argmax_rows",
     "choose_rows",
+    "log_min_p",
     "log_sum_rows",
     "markov_rows",
+    "seed_words",
     "why_not_markov_rows",
 ]

@@ -59,12 +59,12 @@ class RowRules:
         def ints(values: Sequence[int]) -> Tensor:
             return torch.tensor(values, dtype=torch.int32, device=device)
 
-        words = np.array([s % (1 << 64) for s in seed], np.uint64).view(np.int32).reshape(-1, 2)
+        words = np.array([seed_words(s) for s in seed], np.int32).reshape(-1, 2)
         return cls(
             doubles(temperature),
             ints(top_k),
             doubles(top_p),
-            doubles([float(np.log(p)) if p > 0.0 else -np.inf for p in min_p]),
+            doubles([log_min_p(p) for p in min_p]),
             torch.from_numpy(words).to(device or "cpu"),
             ints(position),
             ints(choice),
@@ -85,6 +85,17 @@ class RowRules:
             self.position_R,
             self.choice_R,
         )
+
+
+def log_min_p(min_p: float) -> float:
+    """What `log_min_p_R` holds for a least share of the largest probability; 0 is off."""
+    return float(np.log(min_p)) if min_p > 0.0 else -np.inf
+
+
+def seed_words(seed: int) -> tuple[int, int]:
+    """What `seed_R2` holds for a seed, which is taken mod 2^64."""
+    low, high = np.array([seed % (1 << 64)], np.uint64).view(np.int32).tolist()
+    return low, high
 
 
 def argmax_rows(logits_RV: Tensor, *, banned_V: Tensor | None = None) -> Tensor:

@@ -1,0 +1,151 @@
+"""What a recorded round reads from the host: one buffer, written in place and sent in one copy.
+
+First come columns and rules of rows and of draft requests, which lie at the same place whatever the
+size of the round, as the work of a draft pass reads them too; then the Engram rows of the round.
+Letters: T rows, n requests. Read next: `rounds.py`, `rule_rows.py`, `cache/staging.py`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from twinspark.cache.staging import Field, Part, Staging, room
+from twinspark.engine.plan import PlannedRows
+from twinspark.engine.rule_rows import Ruled, RuleRows
+from twinspark.engine.sampler import ChoiceRule
+from twinspark.model.decode import ROW_BUCKETS
+from twinspark.model.step import DraftRequest
+
+REQUEST_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
+"""Numbers of requests that draft passes are padded to."""
+
+MOST_ROWS, MOST_REQUESTS = ROW_BUCKETS[-1], REQUEST_BUCKETS[-1]
+
+_RULE_BYTES = 40
+_COLUMNS = 4 + 5  # of rows and of requests
+
+EngramFields = Sequence[tuple[torch.dtype, tuple[int, int]]]
+
+
+@dataclass(frozen=True)
+class Sized:
+    """What depends on the number of rows.
+
+    Attributes:
+        arrays: Engram rows on the host.
+        engram: the same on the device.
+        part: all that a round of this size sends.
+    """
+
+    arrays: list[npt.NDArray[Any]]
+    engram: list[Tensor]
+    part: Part
+
+
+class RoundInputs:
+    """Numbers of one round at a time.
+
+    Attributes:
+        ids_T: int32, on the device; so are the others.
+        positions_T: int32.
+        following_T: int32, positions of what follows the rows.
+        slots_T: int32, -1 for padding.
+        rules_T: of rows.
+        tokens_n: int32, of draft requests.
+        positions_n: int32, their positions; where windows come before, those of first rows.
+        slots_n: int32, -1 for padding.
+        firsts_n: int32, first rows of requests' windows.
+        counts_n: int32, their rows, 0 for padding.
+        rules_n: of requests.
+    """
+
+    def __init__(self, engram: EngramFields, device: torch.device) -> None:
+        """Room for all sizes of rounds.
+
+        Args:
+            engram: types and shapes of a row's Engram rows.
+            device: where they are read.
+        """
+        self._engram = engram
+        rows = sum(room(dtype, (MOST_ROWS, *shape))[1] for dtype, shape in engram)
+        size = max(MOST_ROWS, MOST_REQUESTS)
+        self._staging = Staging(size * (2 * _RULE_BYTES + 4 * _COLUMNS) + rows, device)
+        fields = self._staging.cut()
+        columns_T = fields.field(torch.int32, 4, MOST_ROWS)
+        columns_n = fields.field(torch.int32, 5, MOST_REQUESTS)
+        self._rows, self._requests = columns_T.array, columns_n.array
+        self.ids_T, self.positions_T, self.following_T, self.slots_T = columns_T.tensor
+        self.tokens_n, self.positions_n, self.slots_n, self.firsts_n, self.counts_n = (
+            columns_n.tensor
+        )
+        self.rules_T = RuleRows(fields, MOST_ROWS)
+        self.rules_n = RuleRows(fields, MOST_REQUESTS)
+        self._start = fields.end
+        self.requests_part = self._staging.part(self._start)
+        self._sized: dict[int, Sized] = {}
+
+    def sized(self, size: int) -> Sized:
+        """What is of rounds of this size."""
+        if size not in self._sized:
+            fields = self._staging.cut(self._start)
+            found: list[Field] = [fields.field(t, size, *shape) for t, shape in self._engram]
+            self._sized[size] = Sized(
+                arrays=[field.array for field in found],
+                engram=[field.tensor for field in found],
+                part=self._staging.part(fields.end),
+            )
+        return self._sized[size]
+
+    def put_rows(
+        self, windows: Sequence[PlannedRows], rules: Sequence[ChoiceRule | None], size: int
+    ) -> int:
+        """Write rows and their rules, padded to `size`; how many rows there are."""
+        ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        ruled: list[Ruled] = []
+        for window, rule in zip(windows, rules, strict=True):
+            count, first = len(window.ids), window.first
+            ids += window.ids
+            positions += range(first, first + count)
+            slots += [window.slot] * count
+            ruled.append((rule, count))
+        num = len(ids)
+        rows = self._rows
+        rows[0, :num], rows[1, :num], rows[3, :num] = ids, positions, slots
+        rows[2, :num] = rows[1, :num] + 1
+        if num < size:
+            rows[:, num:size] = 0
+            rows[0, num:size] = rows[3, num:size] = -1
+            for array in self.sized(size).arrays:
+                array[num:] = 0
+        self.rules_T.write(ruled)
+        return num
+
+    def put_requests(
+        self, requests: Sequence[DraftRequest], rules: Sequence[ChoiceRule], size: int
+    ) -> None:
+        """Write draft requests whose tokens are known."""
+        rows = [(r.token, r.position, r.slot, 0, 0) for r in requests]
+        self._put_requests(rows, rules, size)
+
+    def put_followers(
+        self, windows: Sequence[tuple[PlannedRows, int]], rules: Sequence[ChoiceRule], size: int
+    ) -> None:
+        """Write requests for what will follow windows, each with the number of its first row."""
+        rows = [(0, w.first, w.slot, row, len(w.ids)) for w, row in windows]
+        self._put_requests(rows, rules, size)
+
+    def _put_requests(
+        self, rows: list[tuple[int, int, int, int, int]], rules: Sequence[ChoiceRule], size: int
+    ) -> None:
+        num, requests = len(rows), self._requests
+        requests[:, :num] = tuple(zip(*rows, strict=True))
+        if num < size:
+            requests[:, num:size] = 0
+            requests[2, num:size] = -1
+        self.rules_n.write([(rule, 1) for rule in rules])

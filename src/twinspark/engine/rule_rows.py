@@ -1,0 +1,72 @@
+"""Choice rules of rows in memory that a device reads: written anew only when requests change.
+
+A request's numbers stay the same for its whole life, so between two rounds of the same windows
+nothing is written. Letters: R rows. Read next: `rounds.py`, `kernels/head/rows.py`.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from twinspark.cache.staging import Cutter
+from twinspark.engine.sampler import ChoiceRule
+from twinspark.kernels.head import RowRules, log_min_p, seed_words
+
+Ruled = tuple[ChoiceRule | None, int]
+"""A rule and how many rows follow it; rows without one are chosen from greedily."""
+
+_TYPES = (torch.float64, torch.int32, torch.float64, torch.float64, torch.int32)
+_GREEDY = (0.0, 0, 1.0, -float("inf"), 0, (0, 0))
+
+
+class RuleRows:
+    """Numbers of rules, a row each.
+
+    Attributes:
+        writes: how often they were written.
+    """
+
+    def __init__(self, fields: Cutter, size: int) -> None:
+        """Room for `size` rows, greedy all of them."""
+        temperature, top_k, top_p, floor, choice = (fields.field(t, size) for t in _TYPES)
+        seed = fields.field(torch.int32, size, 2)
+        self._fields = (temperature, top_k, top_p, floor, choice, seed)
+        self._written: list[Ruled] = []
+        self._rows = size
+        self._put(slice(0, size), _GREEDY)
+        self._rows = self.writes = 0
+
+    def write(self, ruled: list[Ruled]) -> None:
+        """From the first row on; rows behind them are greedy."""
+        if ruled == self._written:
+            return
+        row = 0
+        for rule, count in ruled:
+            numbers = _GREEDY if rule is None else _numbers(rule)
+            self._put(slice(row, row + count), numbers)
+            row += count
+        if row < self._rows:
+            self._put(slice(row, self._rows), _GREEDY)
+        self._written, self._rows = list(ruled), row
+        self.writes += 1
+
+    def rules(self, count: int, position_R: Tensor) -> RowRules:
+        """The first rows' rules on the device, for tokens at these positions (int32)."""
+        temperature, top_k, top_p, floor, choice, seed = (f.tensor[:count] for f in self._fields)
+        return RowRules(temperature, top_k, top_p, floor, seed, position_R, choice)
+
+    def _put(self, rows: slice, numbers: Sequence[object]) -> None:
+        for field, number in zip(self._fields, numbers, strict=True):
+            field.array[rows] = number
+
+
+def _numbers(rule: ChoiceRule) -> tuple[object, ...]:
+    return (
+        rule.temperature,
+        rule.top_k,
+        rule.top_p,
+        log_min_p(rule.min_p),
+        rule.choice_index,
+        seed_words(rule.seed),
+    )

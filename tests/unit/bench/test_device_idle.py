@@ -1,0 +1,75 @@
+"""Idle time is what is left of the time between replays, in a device whose time is counted here."""
+
+import pytest
+from tests.fake_model import FakeModel
+from tests.property.test_drafting import new_engine
+
+from twinspark.bench.device_idle import TimedRecorder, measure_idle
+from twinspark.errors import ConfigError
+
+
+class Device:
+    """Does recorded work in a known time."""
+
+    def __init__(self):
+        self.now_us = 0.0
+        self.synchronized = 0
+
+    def record(self, work):
+        return Work(self, work())
+
+    def new_event(self):
+        return Point(self)
+
+
+class Work:
+    def __init__(self, device, us):
+        self.device, self.us = device, us
+
+    def replay(self):
+        self.device.now_us += self.us
+        return ()
+
+
+class Point:
+    def __init__(self, device):
+        self.device = device
+
+    def record(self):
+        self.at_us = self.device.now_us
+
+    def synchronize(self):
+        self.device.synchronized += 1
+
+    def elapsed_time(self, end):
+        return (end.at_us - self.at_us) / 1000
+
+
+def test_idle_is_the_span_less_what_the_replays_take():
+    device = Device()
+    timed = TimedRecorder(device, device.new_event)
+    decode, draft = timed.record(lambda: 100.0), timed.record(lambda: 30.0)
+    decode.replay()
+    assert timed.log == [] and timed.made == 2  # nothing is logged before it starts
+    timed.start()
+    for _ in range(5):
+        decode.replay()
+        device.now_us += 2
+        draft.replay()
+        device.now_us += 40
+    late = timed.record(lambda: 1.0)
+    late.replay()
+    span_us, busy_us, replays = timed.summary()
+    assert timed.made == 1 and replays == 10
+    assert busy_us == pytest.approx(4 * 100 + 5 * 30 + 1)
+    assert span_us - busy_us == pytest.approx(5 * 42)
+    before = len(timed.log)
+    decode.replay()
+    assert len(timed.log) == before and device.synchronized > 0
+
+
+def test_an_engine_that_records_nothing_is_refused():
+    engine = new_engine(FakeModel())
+    with pytest.raises(ConfigError, match="not on a CUDA device"):
+        measure_idle(engine, [[20, 21]])
+    assert not engine.has_work

@@ -1,0 +1,14 @@
+"""What the host does between recorded rounds stays little: counts that do not depend on speed."""
+
+import pytest
+
+from twinspark.bench.round_host import measure_round_host
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+def test_a_round_with_drafts_is_one_copy_in_and_two_out(slots):
+    got = measure_round_host(slots=slots, rounds=10)
+    assert (got.slots, got.rows, got.rounds) == (slots, 6, 10)
+    assert got.copies == 3 and got.waits == 2
+    assert got.torch_calls <= 6  # each costs microseconds that a device waits
+    assert 0 < got.idle_us <= got.idle_p99_us and got.idle_us < got.step_us

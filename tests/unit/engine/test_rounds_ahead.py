@@ -1,0 +1,136 @@
+"""Draft passes that follow their round on the device: when they run, and what is made of them."""
+
+import dataclasses
+
+import pytest
+from tests.fake_model import BLOCK, FakeModel, Replies, run_all
+from tests.property.test_drafting import END, new_engine
+from tests.recorded_model import RecordedModel, record
+
+from twinspark.messages import GenerateRequest, Sampling
+
+PLAIN = {"lookup": False, "priced_drafts": False}
+
+
+def ask(name, *, first=20, length=9, **sampling):
+    rule = {"temperature": 0.0, "max_tokens": 30, "ignore_eos": True, "seed": 1, **sampling}
+    ids = tuple(range(first, first + length))
+    return GenerateRequest(request_id=name, prompt_ids=ids, sampling=Sampling(**rule))
+
+
+def recorded(**changes):
+    model = RecordedModel(end_id=END, end_bias=4.0)
+    engine = new_engine(model, **{**PLAIN, **changes})
+    return engine, record(engine, model)
+
+
+def alone(request):
+    model = FakeModel(end_id=END, end_bias=4.0)
+    rule = dataclasses.replace(request.sampling, draft=False)
+    request = dataclasses.replace(request, sampling=rule)
+    return run_all(new_engine(model, slots=1), [request]).summary(request.request_id)
+
+
+def test_the_first_pass_is_asked_for_and_all_others_run_ahead():
+    engine, recorder = recorded(slots=1)
+    request = ask("a")
+    assert run_all(engine, [request]).summary("a") == alone(request)
+    passes, rounds = engine.status.draft_passes, recorder.replays["_decode"]
+    assert recorder.replays["_draft_given"] == 1  # behind the prompt, which is no round
+    assert recorder.replays["_draft_followers"] in (passes - 1, passes)  # the last is for nobody
+    assert passes > 5 and rounds >= passes
+
+
+def test_one_pass_serves_all_slots_and_a_new_one_is_drafted_for_apart():
+    engine, recorder = recorded(slots=3)
+    requests = [ask("a"), ask("b", first=60), ask("c", first=90)]
+    replies = run_all(engine, requests, arrivals=[0, 0, 4])
+    for request in requests:
+        assert replies.summary(request.request_id) == alone(request)
+    assert recorder.replays["_draft_given"] < 5 < recorder.replays["_draft_followers"]
+    assert engine.status.draft_passes < sum(recorder.replays.values())
+
+
+@pytest.mark.parametrize("changes", [{"frequency_penalty": 0.4}, {"logprobs": 1}])
+def test_a_request_that_the_host_chooses_for_is_not_drafted_ahead(changes):
+    engine, recorder = recorded(slots=2)
+    requests = [ask("a"), ask("b", first=60, **changes)]
+    replies = run_all(engine, requests)
+    assert replies.summary("a") == alone(requests[0])
+    assert replies.summary("b") == alone(requests[1])
+    # a pass of both is the host's, as one of them must be picked for there
+    assert recorder.replays["_draft_blocks"] > 3
+
+
+def test_nothing_runs_ahead_where_nothing_is_drafted():
+    engine, recorder = recorded(slots=2)
+    run_all(engine, [ask("a", draft=False), ask("b", first=60, max_tokens=2)])
+    assert set(recorder.replays) == {"_decode", "_draft_given"}  # for the first round of b
+    engine, recorder = recorded(slots=1, draft=False)
+    run_all(engine, [ask("a")])
+    assert set(recorder.replays) == {"_decode"}
+
+
+def test_a_slot_that_changes_hands_gets_nothing_of_its_last_holder():
+    engine, recorder = recorded(slots=1)
+    other = ask("b", first=70)
+    engine.submit(ask("a"))
+    for _ in range(4):
+        engine.step()
+    assert recorder.replays["_draft_followers"]
+    engine.cancel("a")
+    # as if the last pass had been for the place and the token where the next holder begins
+    rounds, last = engine._runner._rounds, len(other.prompt_ids) - 1
+    rounds._ahead = [0]
+    rounds._drafted.array[0] = [last, other.prompt_ids[last], *[7] * 2 * BLOCK]
+    replies = run_all(engine, [other])
+    fresh, _ = recorded(slots=1)
+    wanted = run_all(fresh, [other])
+    assert replies.summary("b") == wanted.summary("b") == alone(other)
+    stats = [found.last["b"].stats for found in (replies, wanted)]
+    assert stats[0].accepted_at == stats[1].accepted_at and stats[0].rounds == stats[1].rounds
+
+
+def test_a_row_without_a_number_ends_its_own_reply_only():
+    engine, _ = recorded(slots=2)
+    model = engine._runner._model
+    requests = [ask("a"), ask("b", first=60)]
+    for request in requests:
+        engine.submit(request)
+    for _ in range(3):
+        engine.step()
+    model.nan_slots = {1}
+    replies = run_all(engine, [])
+    assert replies.last["b"].kind == "engine"
+    assert replies.last["a"].stats.completion_tokens == 30
+
+
+def test_ranks_that_follow_are_told_of_passes_before_they_run():
+    engine, recorder = recorded(slots=1)
+    engine._runner._is_alone = False
+    request = ask("a")
+    assert run_all(engine, [request]).summary("a") == alone(request)
+    assert "_draft_followers" not in recorder.replays and recorder.replays["_draft_given"] > 5
+
+
+def test_tokens_are_delivered_before_drafts_are_waited_for():
+    engine, recorder = recorded(slots=2)
+    rounds, order = engine._runner._rounds, []
+    wait = rounds._drafted.wait
+    rounds._drafted.wait = lambda: (order.append("wait"), wait())
+    for request in (ask("a"), ask("b", first=60)):
+        engine.submit(request)
+    replies = Replies()
+
+    def deliver(events):
+        order.append("deliver")
+        replies.take(events)
+
+    while engine.has_work:
+        assert engine.step(deliver) == []
+    assert recorder.replays["_draft_followers"] > 3
+    assert order.count("deliver") >= order.count("wait") > 3
+    at = [n for n, what in enumerate(order) if what == "wait"]
+    assert all(order[n - 1] == "deliver" for n in at)
+    assert replies.summary("a") == alone(ask("a"))
+    assert replies.summary("b") == alone(ask("b", first=60))
