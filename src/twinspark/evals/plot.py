@@ -151,7 +151,9 @@ def _effort(axes: "Axes", report: Report) -> None:
     axes.set_xlabel("reasoning effort")
     axes.set_ylabel("tokens a case", color=COLOR)
     right = axes.twinx()
-    right.plot(range(len(labels)), [row.score for row in report.rows], "o-", color=SECOND)
+    right.plot(
+        range(len(labels)), [row.score for row in report.rows], "o-", color=SECOND, clip_on=False
+    )
     right.set_ylim(0, 1.08)
     right.yaxis.set_major_formatter(lambda value, _place: f"{value:.0%}")
     right.set_ylabel("right", color=SECOND)
