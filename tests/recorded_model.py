@@ -39,7 +39,11 @@ class Recorder:
 
 
 class RecordedModel(FakeModel):
-    """Rows on tensors; padding has slot -1 and gets logits that nothing can be chosen from."""
+    """Rows on tensors; padding has slot -1 and gets logits that nothing can be chosen from.
+
+    Attributes:
+        walked: requests of every pass whose tokens the host picked.
+    """
 
     walks_on_device = has_draft = True
     device = torch.device("cpu")
@@ -49,6 +53,7 @@ class RecordedModel(FakeModel):
         super().__init__(**settings)
         self.config.image_token_id = 1 << 30
         self._blocks = []
+        self.walked = []
 
     def new_caches(self, num_slots, max_tokens, **settings):
         caches = super().new_caches(num_slots, max_tokens, **settings)
@@ -108,6 +113,7 @@ class RecordedModel(FakeModel):
         return torch.zeros(len(self._blocks) * BLOCK), torch.zeros(len(self._blocks) * BLOCK)
 
     def walk(self, requests, hidden_TD, base_TV, pick):
+        self.walked.append(len(requests))
         return self.draft(requests, self.caches, pick)
 
     def walk_by(self, tokens_n, hidden_TD, base_TV, choose):

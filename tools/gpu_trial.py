@@ -67,7 +67,7 @@ class Ending:
 
 def steps(out: Path) -> list[Step]:
     """All of them, in the order in which they are worth their time."""
-    found = [_test("same-bits", "tests/gpu", 420)]
+    found = [_test("same-bits", "tests/gpu", 480)]
     found += [
         _test(f"kernels-{name}", f"tests/kernels/test_{name}.py", 300) for name in KERNEL_TESTS
     ]

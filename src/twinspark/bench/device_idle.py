@@ -151,13 +151,13 @@ def measure_idle(
     Raises:
         ConfigError: the engine records no rounds, so it is not on a CUDA device.
     """
-    looked_at = cast(Any, engine._runner)._rounds  # the one look inside
+    runner = cast(Any, engine._runner)  # the one look inside
+    looked_at = runner._rounds
     if looked_at is None:
         raise ConfigError("the model is not on a CUDA device, expected one that records rounds")
-    device = looked_at._model.device
     kept = looked_at._recordings
 
-    timed = TimedRecorder(Graphs(device), _new_event)
+    timed = TimedRecorder(Graphs(looked_at._model.device), _new_event)
     looked_at._recordings = Recordings(timed)
     rule = Sampling(temperature=0.0, ignore_eos=True, draft=drafts)
     names = [f"idle-{number}" for number in range(len(prompts))]
@@ -178,7 +178,7 @@ def measure_idle(
                 break
         if engine.status.running != len(prompts):
             raise ConfigError("a request ended while it was measured; ask for fewer rounds")
-        with torch.cuda.device(device):
+        with runner._on_device():
             span_us, busy_us, replays = timed.summary()
     finally:
         looked_at._recordings = kept

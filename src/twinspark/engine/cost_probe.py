@@ -14,6 +14,7 @@ from twinspark.engine.costs import CostTable, filled
 from twinspark.engine.plan import BindPages, PlannedRows, StepPlan
 from twinspark.engine.pool import PagePool
 from twinspark.engine.runner import Logits, Runner
+from twinspark.engine.sampler import ChoiceRule
 from twinspark.model.step import DraftRequest
 
 TEXT = """
@@ -39,6 +40,9 @@ MOST_SLOTS = 8
 
 _LEAST_CYCLES, _MOST_CYCLES = 2, 5
 _BUDGET_S = 1.0
+
+# as most requests are: nothing but the rows decides, so that a device chooses where one can
+_RULE = ChoiceRule(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 
 Agree = Callable[[Sequence[int]], Sequence[int]]
 Shape = tuple[int, int]
@@ -140,9 +144,11 @@ class CostProbe:
                     for slot in range(windows)
                 ],
                 _likeliest,
+                [_RULE] * windows,
             )
         else:
-            self._runner.run(self._plan([(slot, self._first, rows) for slot in range(windows)]))
+            plan = self._plan([(slot, self._first, rows) for slot in range(windows)])
+            self._runner.run(plan, dict.fromkeys(range(windows), _RULE))
         return max(1, round(1e6 * (self._clock() - began)))
 
     def _prefill(self, pages: Sequence[int]) -> None:

@@ -215,11 +215,42 @@ class Rounds:
         )
         return choose_rows(logits_TV.float(), on_rows, banned_V=self._banned_V)
 
-    def draft(self, requests: Sequence[DraftRequest], pick: Pick) -> list[DraftResult]:
-        """Draft for requests, as `Transformer.draft`; the host picks every token."""
+    def draft(
+        self,
+        requests: Sequence[DraftRequest],
+        rules: Sequence[ChoiceRule | None],
+        pick: Pick,
+    ) -> list[DraftResult]:
+        """Draft for requests, as `Transformer.draft`.
+
+        Those that `draft_ahead` was right about are answered from what it drafted: what a block
+        gets does not depend on the others of its pass.
+
+        Args:
+            requests: what to draft for.
+            rules: of the requests; None where more than the rows decides.
+            pick: chooses on the host, for all of a pass of which one has no rule.
+        """
+        found = self._take_ahead()
+        missing = [n for n, request in enumerate(requests) if _key(request) not in found]
+        if missing:
+            asked = [requests[n] for n in missing]
+            free = [rule for rule in (rules[n] for n in missing) if rule is not None]
+
+            def pick_missing(number: int, j: int, logits_V: Tensor) -> int:
+                return pick(missing[number], j, logits_V)
+
+            results = self._draft_free(asked, free) if len(free) == len(asked) else None
+            if results is None:
+                results = self._draft_picked(asked, pick_missing)
+            found |= zip(map(_key, asked), results, strict=True)
+        return [found[_key(request)] for request in requests]
+
+    def _draft_picked(self, requests: Sequence[DraftRequest], pick: Pick) -> list[DraftResult]:
+        """The host picks every token."""
         model = self._model
         size = bucket_of(len(requests), REQUEST_BUCKETS)
-        if not requests or size is None or not model.has_draft:
+        if size is None or not model.has_draft:
             return model.draft(requests, self._caches, pick)
         self._inputs.put_requests(requests, (), size)
         self._inputs.requests_part.send()
@@ -227,32 +258,18 @@ class Rounds:
         rows = len(requests) * model.config.dspark_block_size
         return model.walk(requests, hidden_TD[:rows], base_TV[:rows], pick)
 
-    def draft_by_rules(
+    def _draft_free(
         self, requests: Sequence[DraftRequest], rules: Sequence[ChoiceRule]
     ) -> list[DraftResult] | None:
-        """The same with all tokens chosen on the device by rules; None where that cannot be.
-
-        Requests that `draft_ahead` was right about are answered from what it drafted: what a
-        block gets does not depend on the others of its pass.
-        """
-        if not requests or not self._model.walks_on_device:
+        """All tokens are chosen on the device by rules; None where that cannot be."""
+        size = bucket_of(len(requests), REQUEST_BUCKETS)
+        if size is None or not self._model.walks_on_device:
             return None
-        found = self._take_ahead()
-        missing = [
-            (request, rule)
-            for request, rule in zip(requests, rules, strict=True)
-            if _key(request) not in found
-        ]
-        if missing:
-            size = bucket_of(len(missing), REQUEST_BUCKETS)
-            if size is None:
-                return None
-            asked = [request for request, _ in missing]
-            self._inputs.put_requests(asked, [rule for _, rule in missing], size)
-            self._inputs.requests_part.send()
-            self._of("draft by rules", size, 0, self._draft_given).replay()
-            self._drafted.fetch(size)
-            found |= self._read([request.slot for request in asked])
+        self._inputs.put_requests(requests, rules, size)
+        self._inputs.requests_part.send()
+        self._of("draft by rules", size, 0, self._draft_given).replay()
+        self._drafted.fetch(size)
+        found = self._read([request.slot for request in requests])
         return [found[_key(request)] for request in requests]
 
     def draft_ahead(self) -> None:

@@ -277,15 +277,15 @@ class Runner:
         self,
         requests: Sequence[DraftRequest],
         pick: Callable[[int, int, Logits], int] | None,
-        rules: Sequence[ChoiceRule] | None = None,
+        rules: Sequence[ChoiceRule | None] | None = None,
     ) -> list[DraftResult]:
         """Let the draft blocks propose.
 
         Args:
             requests: what to draft for.
             pick: sees host logits [V] fp32; None on followers.
-            rules: of the requests, where nothing else decides; a device may then choose by them
-                instead of asking `pick`.
+            rules: of the requests, None where more decides; a device may choose by them instead
+                of asking `pick`.
         """
         self._followers.draft(requests)
         if pick is None:
@@ -297,10 +297,7 @@ class Runner:
         with self._on_device():
             if self._rounds is None:
                 return self._model.draft(requests, self.caches, pick_row)
-            found = None
-            if rules is not None:
-                found = self._rounds.draft_by_rules(requests, rules)
-            return self._rounds.draft(requests, pick_row) if found is None else found
+            return self._rounds.draft(requests, rules or [None] * len(requests), pick_row)
 
     def _on_device(self) -> AbstractContextManager[object]:
         """Every thread that runs a plan has a current CUDA device of its own."""

@@ -81,9 +81,7 @@ class ModelDrafter:
 
         if not self._runner.follows_rules:
             return self._runner.draft(requests, pick)
-        free = [need.chooser.free_rule for need in needs]
-        rules = [rule for rule in free if rule is not None]
-        return self._runner.draft(requests, pick, rules if len(rules) == len(free) else None)
+        return self._runner.draft(requests, pick, [need.chooser.free_rule for need in needs])
 
 
 class Speculation:

@@ -3,7 +3,9 @@
 import pytest
 from tests.fake_model import FakeModel
 from tests.property.test_drafting import new_engine
+from tests.recorded_model import RecordedModel, Recorder, record
 
+from twinspark.bench import device_idle
 from twinspark.bench.device_idle import TimedRecorder, measure_idle
 from twinspark.errors import ConfigError
 
@@ -72,4 +74,38 @@ def test_an_engine_that_records_nothing_is_refused():
     engine = new_engine(FakeModel())
     with pytest.raises(ConfigError, match="not on a CUDA device"):
         measure_idle(engine, [[20, 21]])
+    assert not engine.has_work
+
+
+def test_rounds_of_an_engine_are_timed_and_nothing_is_left_open(monkeypatch):
+    device = Device()
+    model = RecordedModel()
+    engine = new_engine(model, lookup=False, priced_drafts=False)
+    record(engine, model)
+    kept = engine._runner._rounds._recordings
+    monkeypatch.setattr(device_idle, "Graphs", lambda _: Recorder())
+    monkeypatch.setattr(device_idle, "_new_event", device.new_event)
+    step = engine.step
+
+    def slow():
+        device.now_us += 50
+        return step()
+
+    engine.step = slow
+    found = measure_idle(engine, [[20, 21, 22], [30, 31]], rounds=6)
+    assert (found.slots, found.rounds, found.drafts) == (2, 6, True)
+    # every round is decoded, and followed by drafts; work takes no time in this device
+    assert 1.5 < found.replays <= 2 and found.busy_us == 0
+    assert found.idle_us == found.round_us == pytest.approx(50, rel=0.3)
+    assert not engine.has_work and engine._runner._rounds._recordings is kept
+
+
+def test_a_context_that_is_too_short_is_told(monkeypatch):
+    device, model = Device(), RecordedModel()
+    engine = new_engine(model, max_context_tokens=40, lookup=False)
+    record(engine, model)
+    monkeypatch.setattr(device_idle, "Graphs", lambda _: Recorder())
+    monkeypatch.setattr(device_idle, "_new_event", device.new_event)
+    with pytest.raises(ConfigError, match="ask for fewer rounds"):
+        measure_idle(engine, [[20, 21]], rounds=50)
     assert not engine.has_work

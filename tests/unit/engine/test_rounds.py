@@ -196,11 +196,11 @@ def test_drafts_by_rules_are_those_that_the_host_picks(walking):
         return sampler.choose(logits_V.float().numpy(), rules[number], 21 + j)
 
     wanted = walking.draft(asked, caches, pick)
-    found = rounds.draft_by_rules(asked, rules)
+    found = rounds.draft(asked, rules, None)
     assert [r.tokens for r in found] == [r.tokens for r in wanted]
     for ours, theirs in zip(found, wanted, strict=True):
         assert ours.confidence == pytest.approx(theirs.confidence, abs=1e-5)
-    assert rounds.draft_by_rules([], []) is None
+    assert rounds.draft([], [], None) == []
 
 
 def test_rows_beside_a_prompt_are_chosen_in_the_same_place(model):
@@ -280,9 +280,10 @@ def test_drafts_are_those_of_the_eager_pass(model):
         return int(logits_V.argmax())
 
     for requests in (asked, asked[:1], asked[1:], [asked[0], asked[1], asked[0]]):
-        assert rounds.draft(requests, pick) == model.draft(requests, caches, pick)
+        rules = [None] * len(requests)
+        assert rounds.draft(requests, rules, pick) == model.draft(requests, caches, pick)
     assert [recorded.replays for recorded in recorder.made] == [1, 2, 1]  # of 2, 1 and 4 requests
-    assert rounds.draft([], pick) == []
+    assert rounds.draft([], [], pick) == []
 
 
 def window(slot, first, ids, **flags):

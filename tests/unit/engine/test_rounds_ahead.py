@@ -3,10 +3,11 @@
 import dataclasses
 
 import pytest
-from tests.fake_model import BLOCK, FakeModel, Replies, run_all
+from tests.fake_model import BLOCK, HISTORY, FakeModel, Replies, run_all
 from tests.property.test_drafting import END, new_engine
 from tests.recorded_model import RecordedModel, record
 
+from twinspark.engine.cost_probe import CostProbe
 from twinspark.messages import GenerateRequest, Sampling
 
 PLAIN = {"lookup": False, "priced_drafts": False}
@@ -58,8 +59,9 @@ def test_a_request_that_the_host_chooses_for_is_not_drafted_ahead(changes):
     replies = run_all(engine, requests)
     assert replies.summary("a") == alone(requests[0])
     assert replies.summary("b") == alone(requests[1])
-    # a pass of both is the host's, as one of them must be picked for there
-    assert recorder.replays["_draft_blocks"] > 3
+    # one is drafted for ahead; the other alone, or with it where nothing ran ahead
+    assert recorder.replays["_draft_blocks"] > 3 < recorder.replays["_draft_followers"]
+    assert engine._runner._model.walked.count(2) == 1 < engine._runner._model.walked.count(1)
 
 
 def test_nothing_runs_ahead_where_nothing_is_drafted():
@@ -134,3 +136,17 @@ def test_tokens_are_delivered_before_drafts_are_waited_for():
     assert all(order[n - 1] == "deliver" for n in at)
     assert replies.summary("a") == alone(ask("a"))
     assert replies.summary("b") == alone(ask("b", first=60))
+
+
+def test_prices_are_measured_where_tokens_are_chosen():
+    """On a device, not by logits that the host picks from."""
+    engine, recorder = recorded(slots=2, priced_drafts=True)
+    pool = engine._scheduler.store.pool
+    probe = CostProbe(
+        engine._runner, pool, text_ids=[20, 30, 40], slots=2, context_tokens=128, max_rows=6,
+        block=BLOCK, history_tokens=HISTORY,
+    )  # fmt: skip
+    costs = probe.run()
+    assert costs.verify_us(6, 1) > 0 and costs.passes(2)[-1] > 0
+    assert recorder.replays["_decode"] > 4 and recorder.replays["_draft_given"] >= 4
+    assert "_draft_blocks" not in recorder.replays

@@ -1,0 +1,22 @@
+"""Idle time between rounds can be measured, and a round with drafts is two replays."""
+
+import pytest
+
+from twinspark.bench.device_idle import measure_idle
+from twinspark.llm import LLM
+from twinspark.messages import Sampling
+
+pytestmark = pytest.mark.gpu
+
+
+def test_rounds_and_their_drafts_are_timed_and_nothing_is_left_open():
+    with LLM.demo(device="cuda", slots=2, max_context_tokens=2048) as llm:
+        prompts = [llm.tokenizer.encode_plain(text) for text in ("def add(a, b):", "import os\n")]
+        drafted = measure_idle(llm.engine, prompts, rounds=12)
+        serial = measure_idle(llm.engine, prompts[:1], drafts=False, rounds=12)
+        assert not llm.engine.has_work
+        assert llm.generate("def add(a, b):", Sampling(max_tokens=8)).token_ids  # and it goes on
+    assert (drafted.slots, serial.slots) == (2, 1) and drafted.rounds == serial.rounds == 12
+    assert 1 <= drafted.replays <= 3 and 0.9 <= serial.replays <= 1
+    for found in (drafted, serial):
+        assert 0 < found.busy_us < found.round_us and found.idle_us < found.round_us
