@@ -9,6 +9,7 @@ Read next: `rank.py`, `model/linear.py` (who asks for tensors).
 import json
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib import resources
 
 import numpy as np
@@ -180,9 +181,17 @@ class StandInRank:
             return everyone
         return list(_fitted(everyone, widths))
 
+    def gather_stack(self, parts_S: Tensor) -> Tensor:
+        """The own shards in every rank's place."""
+        return torch.cat([parts_S] * self.size)
+
     def gather_ranks(self, tensor: Tensor) -> list[Tensor]:
         """The own tensor in every rank's place."""
         return [tensor] * self.size
+
+    def rehearsal(self) -> AbstractContextManager[object]:
+        """Nobody is asked anyway."""
+        return nullcontext()
 
 
 def _fitted(parts: Sequence[Tensor], widths: Sequence[int]) -> Iterator[Tensor]:

@@ -130,7 +130,7 @@ def _show(
             load_seconds=llm.load_seconds,
             date=datetime.date.today().isoformat(),
             ranks=config.ranks,
-            device=device_name(choose_device(config.device, ranks=config.ranks)),
+            device=device_name(choose_device(config.device)),
         )
         json.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2) + b"\n")
         print(f"written: {json}", file=sys.stderr)

@@ -9,6 +9,7 @@ replayed from then on. Steps that do not fit are the eager forward's. Read next:
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from time import perf_counter
 from typing import Protocol
 
@@ -37,6 +38,7 @@ MOST_RECORDED = 48
 
 _GREEDY = ChoiceRule(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 _NUM_RULES = 7  # tensors of RowRules
+_SPREAD = -0x61C8864680B583EB  # 2^64 over the golden ratio, as int64
 
 logger = logging.getLogger(__name__)
 
@@ -57,15 +59,20 @@ class Recorder(Protocol):
     """Makes recorded work of work."""
 
     def record(self, work: Work, tensors: Sequence[Tensor]) -> Recorded:
-        """Do it once on these inputs, given on the host, and record it; it must bear repeating."""
+        """Do it once on these inputs, given on the host, and record it; it must bear repeating.
+
+        What is done before the first replay must ask no other rank (`Transformer.rehearsal`).
+        """
 
 
 class Graphs:
     """Records CUDA graphs that share their memory, as only one of them runs at a time."""
 
-    def __init__(self, device: torch.device) -> None:
-        """On this device."""
-        self._device = device
+    def __init__(
+        self, device: torch.device, rehearsal: Callable[[], AbstractContextManager[object]]
+    ) -> None:
+        """On this device; `rehearsal` is the model's."""
+        self._device, self._rehearsal = device, rehearsal
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, work: Work, tensors: Sequence[Tensor]) -> "Graph":
@@ -73,7 +80,10 @@ class Graphs:
         inputs = pack_bytes(tensors).to(self._device)
         held = unpack_bytes(inputs, tensors)
         with torch.cuda.device(self._device):
-            work(*held)  # loads kernels, which a recording cannot
+            # Loads kernels, which a recording cannot. Its results mean nothing on one rank of
+            # several, which does no harm: the replay writes all that it has written.
+            with self._rehearsal():
+                work(*held)
             torch.cuda.current_stream().synchronize()
             graph = torch.cuda.CUDAGraph()
             # other threads of the process may call CUDA meanwhile
@@ -123,11 +133,12 @@ class Rounds:
         """
         self._model = model
         self._caches = caches
-        self._recorder = recorder or Graphs(model.device)
+        self._recorder = recorder or Graphs(model.device, model.rehearsal)
         self._image_id = model.config.image_token_id
         self._recorded: OrderedDict[tuple[str, int, int], Recorded] = OrderedDict()
         mask = np.zeros(model.config.vocab_size, np.bool_) if banned_V is None else banned_V
         self._banned_V = torch.from_numpy(mask).to(model.device)
+        self._odd_V = odd_numbers(model.config.vocab_size, model.device)
 
     @staticmethod
     def of(
@@ -197,8 +208,16 @@ class Rounds:
         tensors = [t.to(logits_TV.device) for t in _rule_tensors(rows, len(rows))]
         return choose_rows(logits_TV.float(), _rules_in(tensors), banned_V=self._banned_V)
 
-    def draft(self, requests: Sequence[DraftRequest], pick: Pick) -> list[DraftResult]:
-        """Draft for requests, as `Transformer.draft`; the host picks every token."""
+    def digests(self, logits_TV: Tensor) -> Tensor:
+        """What ranks compare of a round's logits in place of them: int64 [T], see `row_digests`."""
+        return row_digests(logits_TV, self._odd_V)
+
+    def draft(self, requests: Sequence[DraftRequest], pick: Pick | None) -> list[DraftResult]:
+        """Draft for requests, as `Transformer.draft`; the host picks every token.
+
+        Every rank pads to the same bucket and meets the others in the blocks only, so one may
+        choose by rules while another follows without `pick`.
+        """
         tensors = self._request_tensors(requests)
         if tensors is None:
             return self._model.draft(requests, self._caches, pick)
@@ -209,6 +228,8 @@ class Rounds:
             lambda *held: model.draft_block(DraftRound(*held), caches),
         )
         hidden_TD, base_TV = recorded.replay(tensors)
+        if pick is None:
+            return []
         rows = len(requests) * model.config.dspark_block_size
         return model.walk(requests, hidden_TD[:rows], base_TV[:rows], pick)
 
@@ -270,6 +291,23 @@ class Rounds:
             logger.debug("recorded %s in %.2f s", key, perf_counter() - started_s)
         self._recorded.move_to_end(key)
         return self._recorded[key]
+
+
+def odd_numbers(count: int, device: torch.device) -> Tensor:
+    """Odd int64 numbers [count], as if drawn at random."""
+    spread = torch.arange(count, dtype=torch.int64, device=device) * _SPREAD
+    return spread ^ (spread >> 29) | 1
+
+
+def row_digests(logits_TV: Tensor, odd_V: Tensor) -> Tensor:
+    """A number for the bits of each row, int64 [T]: worked out where the logits are.
+
+    The sum of the values' bits, each times an odd number of its own, modulo 2^64: one value with
+    other bits always shows, as an odd number times less than 2^32 is never 0, and no order of
+    adding can change it.
+    """
+    bits = torch.int64 if logits_TV.dtype == torch.float64 else torch.int32
+    return (logits_TV.view(bits).long() * odd_V).sum(dim=1)
 
 
 def _rows_of(

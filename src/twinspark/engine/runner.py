@@ -93,7 +93,7 @@ class Followers(Protocol):
 
     @property
     def compares(self) -> bool:
-        """Whether `check` wants the logits of every plan."""
+        """Whether `check` wants something of every plan's logits."""
 
     def step(self, plan: StepPlan) -> None:
         """Have them run a plan."""
@@ -101,8 +101,12 @@ class Followers(Protocol):
     def draft(self, requests: Sequence[DraftRequest]) -> None:
         """Have them run a draft pass."""
 
-    def check(self, logits_RV: Logits) -> None:
-        """Take this rank's logits of the plan they were sent last into the running digest."""
+    def check(self, found: npt.NDArray[Any]) -> None:
+        """Take what this rank computed for the plan that was sent last into the running digest.
+
+        Args:
+            found: its logits [R, V] fp32, or of a recorded round a number a row, int64 [T].
+        """
 
 
 class NoFollowers:
@@ -116,7 +120,7 @@ class NoFollowers:
     def draft(self, requests: Sequence[DraftRequest]) -> None:
         """Nothing to do."""
 
-    def check(self, logits_RV: Logits) -> None:
+    def check(self, found: npt.NDArray[Any]) -> None:
         """Nothing to do."""
 
 
@@ -212,19 +216,17 @@ class Runner:
     def _round(
         self, rounds: Rounds, step: StepInput, plan: StepPlan, rules: Mapping[int, ChoiceRule]
     ) -> StepLogits:
-        """A recorded round; logits are brought over for slots without a rule, or to compare."""
+        """A recorded round; logits are brought over for slots without a rule."""
         logits_TV, tokens_T = rounds.run(step, [rules.get(w.slot) for w in plan.windows])
         windows: dict[int, Logits] = {}
         if self._followers.compares:
-            logits_RV = to_host(logits_TV)
-            self._followers.check(logits_RV)
-            windows = _by_slot(plan, logits_RV).windows
+            self._followers.check(download(rounds.digests(logits_TV)).numpy())
         tokens = download(tokens_T).tolist() if rules else []
         start = 0
         for window in plan.windows:
             part = slice(start, start + len(window.ids))
             start = part.stop
-            if window.slot not in rules and window.slot not in windows:
+            if window.slot not in rules:
                 windows[window.slot] = to_host(logits_TV[part])
         return StepLogits(windows=windows, pieces={}, chosen=_tokens_by_slot(plan, tokens, rules))
 
@@ -244,7 +246,10 @@ class Runner:
         """
         self._followers.draft(requests)
         if pick is None:
-            return self._model.draft(requests, self.caches, None)
+            with self._on_device():
+                if self._rounds is not None:
+                    return self._rounds.draft(requests, None)
+                return self._model.draft(requests, self.caches, None)
 
         def pick_row(number: int, j: int, logits_V: Tensor) -> int:
             return pick(number, j, to_host(logits_V))
