@@ -61,6 +61,11 @@ class ProcessRank:
         # on the current stream, so that nothing but the exchange is in a recording
         self._options.asyncOp = False
 
+    @property
+    def torch_group(self) -> Any:
+        """The process group of torch, for benches of what we do not use."""
+        return self._group
+
     def gather_shards(
         self, parts: Sequence[Tensor], *, widths: Sequence[int] | None = None
     ) -> list[Tensor]:

@@ -7,40 +7,14 @@ from datetime import timedelta
 
 import pytest
 import torch
+from tests.gloo_ranks import on_two_ranks, raised
 from tests.live_server import wait_until
 
 from twinspark.distributed import nccl
-from twinspark.distributed.group import ProcessRank, make_group, make_store, open_store
+from twinspark.distributed.group import ProcessRank
 from twinspark.errors import RankFailed
 
-HOST = "127.0.0.1"
 NAMES = list(nccl.ENVIRONMENT)
-
-
-def raised(error):
-    return error
-
-
-def on_two_ranks(work):
-    """Results of `work(group, store)` on two ranks, which are threads here."""
-    store, port = make_store(HOST)
-    results, errors = [None, None], []
-
-    def run(rank):
-        try:
-            own = store if rank == 0 else open_store((HOST, port))
-            group = make_group(own, rank, 2, local_host=HOST, failed=raised)
-            results[rank] = work(group, own)
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not errors, errors
-    return results
 
 
 def part(rank, shard, *, width=3):
