@@ -1,0 +1,18 @@
+"""Pairs that are ended whatever happens."""
+
+import pytest
+from tests.multigpu.pair import Pairs
+
+
+@pytest.fixture
+def pairs():
+    found = Pairs()
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def lasting_pairs():
+    found = Pairs()
+    yield found
+    found.close()
