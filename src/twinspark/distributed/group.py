@@ -6,6 +6,7 @@ change a bit. The group is an object, not torch's global one. Read next: `collec
 """
 
 import socket
+import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -49,11 +50,12 @@ class ProcessRank:
             size: number of processes.
             group: of torch, with `_allgather_base`.
             failed: names the cause of a broken collective.
-            abort: frees whoever waits in a collective of the group; it returns at once.
+            abort: frees whoever waits in a collective of the group, which is of no use afterwards.
+                It returns at once, and is called once.
         """
         self.rank = rank
         self.size = size
-        self.abort = abort
+        self.abort = once(abort)
         self._group = group
         self._failed = failed
         self._rehearses = False
@@ -128,6 +130,17 @@ class ProcessRank:
         except RuntimeError as error:
             raise self._failed(error) from error
         return found
+
+
+def once(work: Callable[[], None]) -> Callable[[], None]:
+    """Work that is done by the first call only, whatever thread makes it."""
+    lock = threading.Lock()
+
+    def call() -> None:
+        if lock.acquire(blocking=False):  # and never released
+            work()
+
+    return call
 
 
 def make_store(host: str) -> tuple[Any, int]:

@@ -27,6 +27,8 @@ ENVIRONMENT: Mapping[str, str] = {
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+    # its record of every collective, with a stack trace each, costs more than the launch
+    "TORCH_FR_BUFFER_SIZE": "0",
     # multicast over NVLink gains nothing for two ranks, and some hosts refuse it
     "NCCL_NVLS_ENABLE": "0",
     # ranks record graphs at different times: nothing may need the other rank's help by then
@@ -131,8 +133,10 @@ def warm_up(group: Gathers, device: torch.device) -> None:
 def abort_group(group: Any) -> None:
     """Free whoever waits in a collective of an NCCL group, which is of no use afterwards.
 
-    In a thread of its own: NCCL first lets its kernels go, which is what counts, and then waits
-    until every graph that holds one of its kernels has been destroyed.
+    Also its orderly end: torch's destructor of a group that nobody aborted does the same, but in
+    the thread that drops it. In a thread of its own, as NCCL first lets its kernels go, which is
+    what counts, and then waits until every graph that holds one of them has been destroyed. The
+    thread keeps the group until then.
     """
 
     def abort() -> None:

@@ -24,7 +24,7 @@ from twinspark.distributed.launch import LocalRanks
 from twinspark.distributed.leaving import leave
 from twinspark.distributed.notes import Note
 from twinspark.distributed.plan_link import PlanReceiver, PlanSender
-from twinspark.errors import RankFailed, TwinSparkError
+from twinspark.errors import EngineDied, RankFailed, TwinSparkError
 
 JOIN_LIMIT_S = 300.0
 GRACE_S = 0.1
@@ -250,6 +250,7 @@ class LeadingTeam(Team):
         self._children.end(GRACE_S)
         self.fate.close()
         self.plan.close()
+        self._free_stuck()
 
     def _on_failure(self, failure: RankFailed) -> None:
         self._children.end(GRACE_S)  # a stopped one is killed, which frees who waits for it
@@ -303,6 +304,7 @@ class FollowingTeam(Team):
         self._finished.set()
         self.fate.close()
         self.plan.close()
+        self._free_stuck()
 
     def _on_failure(self, failure: RankFailed) -> None:
         if threading.current_thread() is not self._main:
@@ -364,7 +366,11 @@ def lead(
         atexit.register(team.close)
         on_wait("connecting the ranks", 0.0)
         team.connect(store, here[0])
-    except BaseException:
+    except (EngineDied, KeyboardInterrupt):  # somebody has asked for it
+        team.close()
+        raise
+    except BaseException as error:
+        team.fail(error)
         team.close()
         raise
     return team
