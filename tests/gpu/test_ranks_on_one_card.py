@@ -12,7 +12,7 @@ from tests.gpu.rounds import Decoder
 from tests.thread_ranks import thread_group
 from tests.unit.model.harness import Session, assert_same, prompt
 
-from twinspark.config.paths import demo_pack_path
+from twinspark.config.paths import compiled_kernels_path, demo_pack_path
 from twinspark.model.loading import load_model
 
 pytestmark = pytest.mark.gpu
@@ -49,10 +49,12 @@ def on_threads(groups, work):
     return found
 
 
-def test_two_ranks_equal_one(tmp_path):
-    def load(group=None):
-        return load_model(demo_pack_path(), group=group, device=DEVICE, kernel_cache=tmp_path)
+def load(group=None):
+    kernels = compiled_kernels_path()
+    return load_model(demo_pack_path(), group=group, device=DEVICE, kernel_cache=kernels)
 
+
+def test_two_ranks_equal_one():
     logits, draft, state, size = a_session(load())
     for found in on_threads(thread_group(2), lambda group: a_session(load(group))):
         assert torch.equal(found[0], logits)
@@ -61,12 +63,11 @@ def test_two_ranks_equal_one(tmp_path):
         assert found[3] < 0.8 * size
 
 
-def test_a_rehearsal_leaves_nothing_behind(tmp_path):
+def test_a_rehearsal_leaves_nothing_behind():
     """A round that was run with the own part in the other rank's place, then in earnest."""
 
     def rows(group, *, rehearsed):
-        model = load_model(demo_pack_path(), group=group, device=DEVICE, kernel_cache=tmp_path)
-        session = Session(model, slots=2, max_tokens=512, store="packed")
+        session = Session(load(group), slots=2, max_tokens=512, store="packed")
         session.prefill(prompt(270))
         decoder = Decoder(session, 6, 512, captured=False)
         if rehearsed:

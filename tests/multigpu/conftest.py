@@ -9,10 +9,3 @@ def pairs():
     found = Pairs()
     yield found
     found.close()
-
-
-@pytest.fixture(scope="module")
-def lasting_pairs():
-    found = Pairs()
-    yield found
-    found.close()

@@ -26,9 +26,9 @@ class Pairs:
             self._start(1, address, mode, devices[1]),
         ]
 
-    def alone(self):
+    def alone(self, mode):
         """One rank, on the first device."""
-        return self._start(0, "none", "alone", DEVICES[0])
+        return self._start(0, "none", mode, DEVICES[0])
 
     def _start(self, rank, address, mode, device):
         self._started.append(RankProcess(CHILD, rank, address, mode, device))

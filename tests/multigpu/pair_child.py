@@ -1,9 +1,9 @@
 """One rank of the demo pack on a GPU. Run as `python pair_child.py RANK HOST:PORT MODE DEVICE`.
 
-Modes of rank 0: "replies" and "eager" print the replies of a set of requests as JSON, "alone" does
-so on one rank; every other mode generates until something ends it, a line a piece. "eager" records
-no graphs, on both ranks. Modes of rank 1 change one thing: "slots" and "version" what it says it
-is, "raises" and "bits" what its model does in the 20th round.
+Modes of rank 0: "replies" and "eager" print the replies of a set of requests as JSON, "alone" and
+"alone-eager" do so on one rank; every other mode generates until something ends it, a line a piece.
+Eager modes record no graphs, on both ranks. Modes of rank 1 change one thing: "slots" and "version"
+what it says it is, "raises" and "bits" what its model does in the 20th round.
 """
 
 import json
@@ -84,12 +84,13 @@ def spoil(mode):
 
 
 def lead(address, mode, device):
-    settings = dict(SETTINGS, ranks=1) if mode == "alone" else SETTINGS
-    place = ranks.RankPlace(rank=0, rendezvous=None if mode == "alone" else address)
+    alone, eager = mode.startswith("alone"), mode.endswith("eager")
+    settings = dict(SETTINGS, ranks=1) if alone else SETTINGS
+    place = ranks.RankPlace(rank=0, rendezvous=None if alone else address)
     with LLM(None, rendezvous=place.address, device=device, **settings) as llm:
         rounds = llm.engine._runner._rounds
-        assert (rounds is not None) == (device != "cpu" and mode != "eager")
-        if mode in ("alone", "replies", "eager"):
+        assert (rounds is not None) == (device != "cpu" and not eager)
+        if alone or eager or mode == "replies":
             print(json.dumps(replies(llm)), flush=True)
             return
         endless = Sampling(max_tokens=4000, ignore_eos=True, seed=3)
@@ -103,7 +104,7 @@ if __name__ == "__main__":
     rank, address, mode, device = int(sys.argv[1]), *sys.argv[2:5]
     if mode == "version":
         engine_ranks.VERSION = "0.0.1"
-    if mode == "eager":
+    if mode.endswith("eager"):
         Rounds.of = staticmethod(lambda *_: None)
     if mode in ("raises", "bits"):
         spoil(mode)
