@@ -5,6 +5,30 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+from pathlib import Path
+
+
+def wait_until(condition, timeout_s=5.0):
+    """Poll a condition; fails the test when it does not become true."""
+    until_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < until_s, "the condition did not become true in time"
+        time.sleep(0.01)
+
+
+def is_alive(pid):
+    """Whether a process runs; one that has ended and was not asked yet does not."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def children(pid):
+    """Child processes, whichever thread started them."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
 
 
 def free_address():

@@ -97,7 +97,7 @@ STEPS = (
         name="fails",
         command=python(
             *(part for part in PYTEST if part != "-x"), "-m", "multigpu",
-            "tests/multigpu/test_pair_fails.py",
+            "tests/multigpu/test_pair_fails.py", "tests/multigpu/test_pair_serves.py",
         ),
         limit_s=300,
         figures="times.jsonl",

@@ -1,8 +1,12 @@
-"""Pairs of processes on two GPUs; PAIR_DEVICES=cpu,cpu tries the tests themselves without any."""
+"""Pairs of processes on two GPUs; PAIR_DEVICES=cpu,cpu tries the tests themselves without any.
+
+PAIR_TIMES names a file that `note` adds seconds to, a line of JSON each.
+"""
 
 import json
 import os
 from pathlib import Path
+from time import monotonic
 
 from tests.rank_process import RankProcess, free_address
 
@@ -10,6 +14,8 @@ CHILD = Path(__file__).with_name("pair_child.py")
 DEVICES = tuple(os.environ.get("PAIR_DEVICES", "cuda:0,cuda:1").split(","))
 ON_GPUS = DEVICES[0] != "cpu"
 READY_S = 240  # both ranks load and compile
+SOON_S = 3.0
+SLACK_S = 0.5 if ON_GPUS else 5.0  # where two cores are shared by all tests
 
 
 class Pairs:
@@ -44,3 +50,12 @@ def replies_of(process):
     code, said = process.end(2 * READY_S)
     assert code == 0, said
     return json.loads(process.out[-1])
+
+
+def note(what, begin):
+    """Seconds since then, which are few; kept for a result file."""
+    seconds = monotonic() - begin
+    if path := os.environ.get("PAIR_TIMES"):
+        with open(path, "a") as file:
+            file.write(json.dumps({"what": what, "seconds": round(seconds, 3)}) + "\n")
+    assert seconds < SOON_S + SLACK_S, what

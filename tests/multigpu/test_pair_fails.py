@@ -1,40 +1,26 @@
 """A rank on a GPU dies, stops, differs or fails: both end with 70 in seconds, and say why.
 
-The survivor's GPU waits in a kernel for the other rank meanwhile. PAIR_TIMES names a file that the
-seconds are added to, a line of JSON each.
+The survivor's GPU waits in a kernel for the other rank meanwhile.
 """
 
-import json
 import os
 import signal
 from time import monotonic
 
 import pytest
-from tests.live_server import wait_until
-from tests.multigpu.pair import DEVICES, ON_GPUS, READY_S
-from tests.server_process import is_alive
+from tests.multigpu.pair import DEVICES, ON_GPUS, READY_S, note
+from tests.rank_process import is_alive, wait_until
 
 from twinspark import LLM, Sampling
 from twinspark.distributed.leaving import EXIT_RANKS
 from twinspark.errors import EngineDied, RankFailed
 
 pytestmark = pytest.mark.multigpu
-SOON_S = 3.0
-SLACK_S = 0.5 if ON_GPUS else 5.0  # where two cores are shared by all tests
 
 
 def running(zero, one):
     wait_until(lambda: zero.pieces > 30 or zero.process.poll() is not None, READY_S)
     assert zero.process.poll() is None, zero.said + one.said
-
-
-def note(what, begin):
-    """Seconds since then, which are few; kept for a result file."""
-    seconds = monotonic() - begin
-    if path := os.environ.get("PAIR_TIMES"):
-        with open(path, "a") as file:
-            file.write(json.dumps({"what": what, "seconds": round(seconds, 3)}) + "\n")
-    assert seconds < SOON_S + SLACK_S, what
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["kill", "stop"])

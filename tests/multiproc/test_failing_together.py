@@ -16,7 +16,7 @@ import httpx
 import pytest
 from tests.live_server import wait_until
 from tests.rank_packs import whole_pack
-from tests.rank_process import RankProcess, free_address
+from tests.rank_process import RankProcess, children, free_address
 from tests.server_process import ServerProcess, is_alive
 
 from twinspark import LLM, Sampling
@@ -173,12 +173,6 @@ def test_ranks_end_with_a_program_that_is_killed_before_they_joined():
     finally:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-def children(pid):
-    """Child processes, whichever thread started them."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
 
 
 class Server(ServerProcess):
