@@ -15,8 +15,11 @@ from tests.small_tokenizer import small_tokenizer_json
 
 from twinspark.text.tokenizer import Tokenizer
 
-os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="twinspark-cache-")
-atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+if "TEST_CACHE_HOME" in os.environ:  # so that several runs compile GPU kernels once
+    os.environ["XDG_CACHE_HOME"] = os.environ["TEST_CACHE_HOME"]
+else:
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="twinspark-cache-")
+    atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

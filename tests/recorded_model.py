@@ -4,6 +4,7 @@ What the host stages for a row goes through the same buffers as with a real mode
 and, in place of Engram rows, the tokens before the row. All of it is compared with the state.
 """
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -48,6 +49,7 @@ class RecordedModel(FakeModel):
     walks_on_device = has_draft = True
     device = torch.device("cpu")
     engram_fields = ((torch.int32, (1, HISTORY)),)
+    rehearsal = staticmethod(nullcontext)
 
     def __init__(self, **settings):
         super().__init__(**settings)

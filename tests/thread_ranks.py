@@ -5,6 +5,9 @@ Stands in for processes where a test needs many runs; tests/multiproc has the re
 
 import queue
 import threading
+from contextlib import contextmanager
+
+import torch
 
 from twinspark.engine.runner import Runner
 from twinspark.model.loading import load_model
@@ -18,18 +21,32 @@ class ThreadRank:
     def __init__(self, rank, size, board, barrier):
         self.rank, self.size = rank, size
         self._board, self._barrier = board, barrier
+        self._rehearses = False
 
     def gather_shards(self, parts, *, widths=None):
         return [part for own in self._exchange(list(parts)) for part in own]
 
+    def gather_stack(self, parts_S):
+        return torch.cat(self._exchange(parts_S))
+
     def gather_ranks(self, tensor):
         return self._exchange(tensor)
+
+    @contextmanager
+    def rehearsal(self):
+        self._rehearses = True
+        try:
+            yield
+        finally:
+            self._rehearses = False
 
     def abort(self):
         """Let nobody wait for this rank any more."""
         self._barrier.abort()
 
     def _exchange(self, mine):
+        if self._rehearses:
+            return [mine] * self.size
         self._board[self.rank] = mine
         self._barrier.wait(WAIT_S)
         found = [self._board[rank] for rank in range(self.size)]
@@ -56,6 +73,7 @@ class ThreadFollowers:
     """
 
     compares = True
+    chooses = True
 
     def __init__(self, models, make_caches):
         """Take the models of ranks 1.. and how their caches are made."""

@@ -6,10 +6,8 @@ Times are upper bounds tied to the promise of three seconds, with room for a bus
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import threading
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
@@ -18,6 +16,7 @@ import httpx
 import pytest
 from tests.live_server import wait_until
 from tests.rank_packs import whole_pack
+from tests.rank_process import RankProcess, children, free_address
 from tests.server_process import ServerProcess, is_alive
 
 from twinspark import LLM, Sampling
@@ -36,51 +35,6 @@ SETTINGS = {"max_context_tokens": 4096, "page_tokens": 16, "slots": 2}
 ENDLESS = Sampling(max_tokens=4000, ignore_eos=True, seed=3)
 
 
-def free_address():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"127.0.0.1:{listener.getsockname()[1]}"
-
-
-class RankProcess:
-    """A running `rank_child.py`, with what it wrote."""
-
-    def __init__(self, path, rank, address, mode="well"):
-        self.process = subprocess.Popen(
-            [sys.executable, str(CHILD), str(path), str(rank), address, mode],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        self.pieces, self.lines = 0, []
-        self._readers = [threading.Thread(target=read) for read in (self._count, self._read)]
-        for reader in self._readers:
-            reader.start()
-
-    def _count(self):
-        for _ in self.process.stdout:
-            self.pieces += 1
-
-    def _read(self):
-        self.lines += iter(self.process.stderr.readline, "")
-
-    @property
-    def said(self):
-        return "".join(self.lines)
-
-    def end(self, timeout_s=60):
-        """The exit code, and what it said."""
-        code = self.process.wait(timeout_s)
-        for reader in self._readers:
-            reader.join(5)
-        return code, self.said
-
-    def close(self):
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.send_signal(signal.SIGCONT)
-        self.end()
-        self.process.stdout.close()
-        self.process.stderr.close()
-
-
 class Starter:
     """Starts ranks, which are ended whatever happens."""
 
@@ -90,12 +44,12 @@ class Starter:
     def __call__(self, zero, one, mode="well"):
         """Both ranks of a pair."""
         address = free_address()
-        self.started.append(RankProcess(zero, 0, address))
+        self.started.append(RankProcess(CHILD, zero, 0, address, "well"))
         return [self.started[-1], self.one(one, address, mode)]
 
     def one(self, path, address, mode="well"):
         """Rank 1 alone."""
-        self.started.append(RankProcess(path, 1, address, mode))
+        self.started.append(RankProcess(CHILD, path, 1, address, mode))
         return self.started[-1]
 
 
@@ -219,12 +173,6 @@ def test_ranks_end_with_a_program_that_is_killed_before_they_joined():
     finally:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-def children(pid):
-    """Child processes, whichever thread started them."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
 
 
 class Server(ServerProcess):

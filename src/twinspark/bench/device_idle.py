@@ -157,7 +157,8 @@ def measure_idle(
         raise ConfigError("the model is not on a CUDA device, expected one that records rounds")
     kept = looked_at._recordings
 
-    timed = TimedRecorder(Graphs(looked_at._model.device), _new_event)
+    model = looked_at._model
+    timed = TimedRecorder(Graphs(model.device, model.rehearsal), _new_event)
     looked_at._recordings = Recordings(timed)
     rule = Sampling(temperature=0.0, ignore_eos=True, draft=drafts)
     names = [f"idle-{number}" for number in range(len(prompts))]

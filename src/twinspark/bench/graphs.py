@@ -5,6 +5,7 @@ repeats, with their spread. Read next: `rank.py`, `kernels.py`.
 """
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -40,7 +41,8 @@ class Captured:
             work()
         torch.cuda.synchronize()
         self._graph = torch.cuda.CUDAGraph(keep_graph=True)
-        with torch.cuda.graph(self._graph):
+        # other threads of the process may call CUDA meanwhile, such as NCCL's
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             work()
         self.nodes = _count_nodes(self._graph)
         self._graph.instantiate()
@@ -67,11 +69,42 @@ class Captured:
             end.record()
             end.synchronize()
             times.append(1e3 * start.elapsed_time(end) / replays)
-        return Timing(
-            us=round(statistics.median(times), 2),
-            spread_us=round(max(times) - min(times), 2),
-            nodes=self.nodes,
-        )
+        return timing_of(times, self.nodes)
+
+
+def timing_of(times_us: Sequence[float], nodes: int = 0) -> Timing:
+    """Median and spread."""
+    return Timing(
+        us=round(statistics.median(times_us), 2),
+        spread_us=round(max(times_us) - min(times_us), 2),
+        nodes=nodes,
+    )
+
+
+def time_replays(work: Callable[[], object], device: torch.device, *, repeats: int = 9) -> Timing:
+    """Time work that is recorded first; on a CPU it is called again instead."""
+    if device.type == "cuda":
+        return Captured(work).time(repeats=repeats)
+    return time_calls(work, device, repeats=repeats)
+
+
+def time_calls(work: Callable[[], object], device: torch.device, *, repeats: int) -> Timing:
+    """Time calls after a first one, which compiles and allocates."""
+    times = [_elapsed_us(work, device) for _ in range(repeats + 1)]
+    return timing_of(times[1:])
+
+
+def _elapsed_us(work: Callable[[], object], device: torch.device) -> float:
+    if device.type == "cpu":
+        begin = time.perf_counter()
+        work()
+        return 1e6 * (time.perf_counter() - begin)
+    start, end = (torch.Event("cuda", enable_timing=True) for _ in range(2))
+    start.record()
+    work()
+    end.record()
+    end.synchronize()
+    return 1e3 * start.elapsed_time(end)
 
 
 def capture_calls(calls: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph:

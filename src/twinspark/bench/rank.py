@@ -5,7 +5,7 @@ part, and Engram rows come from a small table in memory: what is timed is one ca
 the result says so. Times stand beside the floor of `floor.py`. Read next: `floor.py`, `graphs.py`.
 """
 
-import statistics
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from twinspark.bench.floor import H200, Limits, Work, head_work, rank_work
-from twinspark.bench.graphs import Captured
+from twinspark.bench.graphs import time_calls, time_replays
 from twinspark.bench.synthetic import (
     StandInRank,
     SyntheticWeights,
@@ -24,6 +24,7 @@ from twinspark.bench.synthetic import (
 from twinspark.cache.upload import upload
 from twinspark.cache.view import Caches
 from twinspark.config.model import ModelConfig
+from twinspark.distributed.collectives import Collectives
 from twinspark.model.decode import DecodeRound, DraftRound, host_round
 from twinspark.model.linear import ModelLoader
 from twinspark.model.step import Span, StepInput
@@ -85,16 +86,26 @@ def build_rank(
     *,
     ranks: int = 2,
     rank: int = 0,
+    group: Collectives | None = None,
     config: ModelConfig | None = None,
     on_progress: Callable[[float], None] | None = None,
 ) -> Rank:
-    """Make one rank of the release's sizes (or of `config`) on a device."""
+    """Make one rank of the release's sizes (or of `config`) on a device.
+
+    Args:
+        device: where.
+        ranks: the model is cut into; of a real group, its size.
+        rank: which of them this is.
+        group: the other ranks; None is a stand-in that asks nobody.
+        config: the sizes.
+        on_progress: called with fractions 0..1.
+    """
     started = time.perf_counter()
     config = config or release_config()
     weights = SyntheticWeights(config, device)
     loader = ModelLoader(
         weights,
-        group=StandInRank(rank, ranks),
+        group=group or StandInRank(rank, ranks),
         virtual_shards=2,
         dtype=torch.bfloat16,
         device=device,
@@ -161,14 +172,20 @@ def cell_of(
     )
 
 
-def measure_round(rank: Rank, caches: Caches, *, rows: int, context: int) -> RankCell:
-    """A round of decode windows, captured: all layers and the head."""
-    model, config = rank.model, rank.model.config
-    step = windows(rows, context, rows, config.vocab_size)
+def decode_round(model: Transformer, *, rows: int, context: int) -> tuple[DecodeRound, int]:
+    """A round of `windows` on the model's device, and how many slots it has."""
+    step = windows(rows, context, rows, model.config.vocab_size)
     parts = upload(host_round(step, model.engram_rows(step), rows), model.device)
     ids_T, positions_T, slots_T, *engram = parts
     round_ = DecodeRound(ids_T, positions_T, slots_T, tuple(engram), _reach(context))
-    timing = Captured(lambda: model.decode(round_, caches)).time()
+    return round_, len(step.spans)
+
+
+def measure_round(rank: Rank, caches: Caches, *, rows: int, context: int) -> RankCell:
+    """A round of decode windows, captured: all layers and the head."""
+    model, config = rank.model, rank.model.config
+    round_, slots = decode_round(model, rows=rows, context=context)
+    timing = time_replays(lambda: model.decode(round_, caches), model.device)
     work = [
         *rank_work(
             config, rows=rows, context=context, ranks=rank.ranks,
@@ -177,7 +194,7 @@ def measure_round(rank: Rank, caches: Caches, *, rows: int, context: int) -> Ran
         head_work(config, rows=rows, ranks=rank.ranks),
     ]  # fmt: skip
     return cell_of(
-        "round: all layers and the head", work, rows=rows, slots=len(step.spans), context=context,
+        "round: all layers and the head", work, rows=rows, slots=slots, context=context,
         us=timing.us, spread_us=timing.spread_us, launches=timing.nodes,
     )  # fmt: skip
 
@@ -188,7 +205,7 @@ def measure_draft(rank: Rank, caches: Caches, *, slots: int, context: int) -> Ra
     columns = [[5 + s for s in range(slots)], [context] * slots, list(range(slots))]
     parts = upload([torch.tensor(c, dtype=torch.int32) for c in columns], model.device)
     round_ = DraftRound(*parts)
-    timing = Captured(lambda: model.draft_block(round_, caches)).time()
+    timing = time_replays(lambda: model.draft_block(round_, caches), model.device)
     rows = slots * config.dspark_block_size
     first = config.num_hidden_layers
     work = [
@@ -213,24 +230,20 @@ def measure_chunk(
     rank: Rank, caches: Caches, *, rows: int, context: int, encoder_only: bool, repeats: int = 3
 ) -> RankCell:
     """A prompt piece through the first half of the layers, or through all."""
-    config = rank.model.config
-    times = []
-    for seed in range(repeats + 1):
-        step = chunk(rows, context, seed, config.vocab_size, encoder_only=encoder_only)
-        start, end = (torch.Event("cuda", enable_timing=True) for _ in range(2))
-        start.record()
-        rank.model.forward(step, caches)
-        end.record()
-        end.synchronize()
-        times.append(1e3 * start.elapsed_time(end))
-    times = times[1:]  # the first call compiles and allocates
+    model, config = rank.model, rank.model.config
+    seeds = itertools.count()
+
+    def run() -> object:
+        step = chunk(rows, context, next(seeds), config.vocab_size, encoder_only=encoder_only)
+        return model.forward(step, caches)
+
+    timing = time_calls(run, model.device, repeats=repeats)
     last = config.first_decoder_layer if encoder_only else config.num_hidden_layers
     work = list(rank_work(config, rows=rows, context=context, ranks=rank.ranks, layers=range(last)))
     name = "prompt piece, first half of the layers" if encoder_only else "prompt piece, all layers"
     return cell_of(
         name, work, rows=rows, slots=1, context=context,
-        us=round(statistics.median(times), 1), spread_us=round(max(times) - min(times), 1),
-        launches=0,
+        us=timing.us, spread_us=timing.spread_us, launches=0,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ Read next: `rank.py`, `model/linear.py` (who asks for tensors).
 import json
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib import resources
 from typing import Any
 
@@ -129,6 +130,8 @@ class SyntheticWeights:
             values = values * spec.shape[1] ** -0.5
         else:
             values = 0.1 * values
+        if name.endswith("attn_sink"):  # the one plain tensor that is cut: every rank gets the same
+            values = values[: len(values) // 2].repeat(2)
         return values.to(stored).to(dtype or stored)
 
     def linear(
@@ -192,9 +195,17 @@ class StandInRank:
             return everyone
         return list(_fitted(everyone, widths))
 
+    def gather_stack(self, parts_S: Tensor) -> Tensor:
+        """The own shards in every rank's place."""
+        return torch.cat([parts_S] * self.size)
+
     def gather_ranks(self, tensor: Tensor) -> list[Tensor]:
         """The own tensor in every rank's place."""
         return [tensor] * self.size
+
+    def rehearsal(self) -> AbstractContextManager[object]:
+        """Nobody is asked anyway."""
+        return nullcontext()
 
 
 def _fitted(parts: Sequence[Tensor], widths: Sequence[int]) -> Iterator[Tensor]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import orjson
 import typer
 
-from twinspark.cli import bench_gpu, ranks
+from twinspark.cli import bench_gpu, bench_pair, ranks
 from twinspark.cli.bench_server import bench_server
 from twinspark.cli.console import check_writable
 
@@ -33,6 +33,7 @@ def register(parent: typer.Typer) -> None:
     """Add the command group."""
     app.command("server")(bench_server)
     bench_gpu.register(app)
+    bench_pair.register(app)
     parent.add_typer(app, name="bench")
 
 
@@ -135,7 +136,7 @@ def _show(
             load_seconds=llm.load_seconds,
             date=datetime.date.today().isoformat(),
             ranks=config.ranks,
-            device=device_name(choose_device(config.device, ranks=config.ranks)),
+            device=device_name(choose_device(config.device)),
             hosts=hosts,
         )
         json.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2) + b"\n")

@@ -61,7 +61,7 @@ def kernels(
                 print(_line(group, found[group][-1]), flush=True)
     finally:  # what was measured before an error is not lost
         if json is not None and any(found.values()):
-            _write(json, {**_stamp(facts), "cells": found})
+            write_json(json, {**stamp(facts), "cells": found})
 
 
 def _cells(group: str) -> Iterable[Any]:
@@ -110,7 +110,7 @@ def rank(
     from twinspark.config.paths import compiled_kernels_path
     from twinspark.kernels.cuda.compile import keep_cubins_in
 
-    counts = _counts(rows)
+    counts = counts_of(rows)
     if rank >= tp:
         raise ConfigError(f"--rank is {rank}, expected less than --tp, which is {tp}")
     if json is not None:
@@ -124,7 +124,7 @@ def rank(
             print(_rank_line(cell), flush=True)
     finally:
         if json is not None and cells:
-            _write(json, report(cells, {**_stamp(facts), "tp": tp, "rank": rank}))
+            write_json(json, report(cells, {**stamp(facts), "tp": tp, "rank": rank}))
 
 
 def _measure_rank(
@@ -160,7 +160,12 @@ def _measure_rank(
             )
 
 
-def _counts(rows: str) -> list[int]:
+def counts_of(rows: str) -> list[int]:
+    """Numbers of rows of a round.
+
+    Raises:
+        ConfigError: they are written otherwise, or out of range.
+    """
     try:
         counts = [int(part) for part in rows.split(",")]
     except ValueError:
@@ -179,12 +184,14 @@ def _rank_line(cell: "RankCell") -> str:
     )
 
 
-def _stamp(facts: dict[str, Any]) -> dict[str, Any]:
+def stamp(facts: dict[str, Any]) -> dict[str, Any]:
+    """What a result file starts with."""
     now = datetime.datetime.now(datetime.UTC)
     return {"date": f"{now:%Y-%m-%d}", "twinspark": VERSION, **facts}
 
 
-def _write(path: Path, document: dict[str, Any]) -> None:
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """Write a result file."""
     import orjson
 
     path.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2) + b"\n")

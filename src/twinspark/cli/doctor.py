@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from twinspark.errors import TwinSparkError
+from twinspark.errors import ConfigError, TwinSparkError
 from twinspark.version import VERSION
 
 Verdict = Literal["ok", "note", "problem"]
@@ -80,7 +80,7 @@ def examine(pack: Path | None, port: int) -> Iterator[Check]:
     """All checks, as they are made."""
     yield _python()
     yield _libraries()
-    for check in (_torch, _kernels, _kernel_cache, _memory):
+    for check in (_torch, _kernels, _ranks, _kernel_cache, _memory):
         yield from check()
     yield _port(port)
     yield from _pack(pack)
@@ -162,6 +162,41 @@ def _kernels() -> Iterator[Check]:
         else:
             yield Check(name=f"kernels cuda:{index}", verdict="problem", found=why)
     yield Check(name="kernels cpu", verdict="ok", found="reference bodies in torch")
+
+
+def _ranks() -> Iterator[Check]:
+    """Whether `--tp 2` has GPUs here, and what they meet through."""
+    import torch
+
+    from twinspark.model.device import choose_device
+
+    count = torch.cuda.device_count()
+    if count == 0:
+        yield Check(name="ranks", verdict="ok", found="--tp 2 runs as two processes on the CPU")
+        return
+    if not torch.distributed.is_nccl_available():
+        yield Check(
+            name="ranks", verdict="note", found="this torch has no NCCL: ranks cannot use GPUs",
+            advice="install a CUDA build of torch for Linux, or use --device cpu with --tp",
+        )  # fmt: skip
+        return
+    nccl = "NCCL " + ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    if count == 1:
+        yield Check(
+            name="ranks", verdict="ok",
+            found=f"{nccl}; one GPU here, so --tp 2 needs a second machine (--rendezvous)",
+        )  # fmt: skip
+        return
+    try:
+        choose_device("cuda", ranks=2)
+    except ConfigError as error:
+        yield Check(name="ranks", verdict="note", found=str(error))
+        return
+    reach = "reach" if torch.cuda.can_device_access_peer(0, 1) else "do not reach"
+    yield Check(
+        name="ranks", verdict="ok",
+        found=f"{nccl}; --tp 2 runs on cuda:0 and cuda:1, which {reach} each other's memory",
+    )  # fmt: skip
 
 
 def _kernel_cache() -> Iterator[Check]:

@@ -56,7 +56,7 @@ def logits(
     from twinspark.config.engine import EngineConfig
     from twinspark.pack.reader import open_pack
 
-    config = EngineConfig(ranks=tp or 1, virtual_shards=virtual_shards)
+    config = EngineConfig(ranks=tp or 1, virtual_shards=virtual_shards, device="cpu")
     place = ranks.rank_place(rank, rendezvous, config)
     task = _Task(ids=tokens, chunk=chunk, mode=cast(Mode, prefill))
     if place.rank > 0:

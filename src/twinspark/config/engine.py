@@ -27,7 +27,8 @@ class EngineConfig:
     Memory settings are in bytes; 0 switches a rule off.
 
     Attributes:
-        device: "cpu", "cuda", "cuda:N", or "auto": a CUDA device if there is one to use.
+        device: "cpu", "cuda", "cuda:N", or "auto": a CUDA device if there is one to use. Several
+            ranks that run here take as many devices, from this one on.
         slots: requests that run at the same time.
         max_context_tokens: longest prompt plus reply of a request; None is the least of the
             model's own limit, DEFAULT_CONTEXT_TOKENS and what the pool holds.
@@ -131,10 +132,10 @@ class EngineConfig:
                 f"ranks is {self.ranks!r} with virtual_shards {self.virtual_shards}; expected 1, 2 "
                 "or 4, dividing virtual_shards"
             )
-        if self.device.startswith("cuda") and self.ranks > 1:
+        if self.device.startswith("cuda") and self.split_pool:
             raise ConfigError(
-                f"device is {self.device!r} with {self.ranks} ranks; several ranks run on CPUs "
-                "only so far: leave one of the two out"
+                f"device is {self.device!r} with split_pool; a split pool runs on CPUs only so "
+                "far: leave one of the two out"
             )
         if self.split_pool and self.ranks == 1:
             raise ConfigError("split_pool has no effect with one rank; give ranks too")

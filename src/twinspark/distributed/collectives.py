@@ -2,10 +2,11 @@
 
 A rank of n holds the virtual shards [r*V/n, (r+1)*V/n). Everything that crosses ranks is a list of
 one tensor a shard, gathered in shard order; sums are then taken locally, ascending, so every rank
-gets the same bits. Read next: `group.py` (processes), `model/linear.py`.
+gets the same bits. Read next: `group.py` (processes), `nccl.py` (GPUs), `model/linear.py`.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -35,8 +36,21 @@ class Collectives(Protocol):
             widths: the last axis of every shard of all ranks, where they are not all equal.
         """
 
+    def gather_stack(self, parts_S: Tensor) -> Tensor:
+        """The same of shards of one shape that stand together: [V, ...] of this rank's [S, ...].
+
+        A graph can hold it: the host waits for nobody where tensors are a GPU's.
+        """
+
     def gather_ranks(self, tensor: Tensor) -> list[Tensor]:
         """Every rank's tensor in rank order; all have one shape and dtype."""
+
+    def rehearsal(self) -> AbstractContextManager[object]:
+        """While open nobody is asked: this rank's part stands in every rank's place.
+
+        Work is run so before it is recorded in a graph. Each rank may then record when it likes:
+        only what is replayed meets the other ranks.
+        """
 
 
 class SingleRank:
@@ -51,9 +65,17 @@ class SingleRank:
         """All shards are already here."""
         return list(parts)
 
+    def gather_stack(self, parts_S: Tensor) -> Tensor:
+        """All shards are already here."""
+        return parts_S
+
     def gather_ranks(self, tensor: Tensor) -> list[Tensor]:
         """There is one rank."""
         return [tensor]
+
+    def rehearsal(self) -> AbstractContextManager[object]:
+        """Nobody is asked anyway."""
+        return nullcontext()
 
 
 def own_shards(group: Collectives, virtual_shards: int) -> range:

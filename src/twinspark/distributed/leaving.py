@@ -8,16 +8,23 @@ import sys
 import threading
 from contextlib import suppress
 from time import sleep
+from typing import NoReturn
 
 EXIT_RANKS = 70
 """Exit code of every rank when one of them failed."""
 PARENT_POLL_S = 0.25
 
 
-def leave(message: str, *, code: int = EXIT_RANKS) -> None:
+def leave(message: str, *, code: int = EXIT_RANKS) -> NoReturn:
     """End this process at once, whatever its other threads do."""
     with suppress(OSError, ValueError):
         sys.stderr.write(f"twinspark: {message}\n")
+    leave_quietly(code)
+
+
+def leave_quietly(code: int = 0) -> NoReturn:
+    """The same without a word. No destructor runs, so none can wait for another rank's GPU."""
+    with suppress(OSError, ValueError):
         sys.stderr.flush()
     os._exit(code)
 

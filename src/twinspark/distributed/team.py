@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
+from typing import Any
 
 from twinspark.distributed.digest import DigestBook
 from twinspark.distributed.fate import Fate, RankMemory
@@ -23,7 +24,7 @@ from twinspark.distributed.launch import LocalRanks
 from twinspark.distributed.leaving import leave
 from twinspark.distributed.notes import Note
 from twinspark.distributed.plan_link import PlanReceiver, PlanSender
-from twinspark.errors import RankFailed, TwinSparkError
+from twinspark.errors import EngineDied, RankFailed, TwinSparkError
 
 JOIN_LIMIT_S = 300.0
 GRACE_S = 0.1
@@ -49,7 +50,7 @@ class TeamRules:
         timeout_s: silence that counts as death.
         join_limit_s: longest wait for a rank, and for its weights to be loaded afterwards.
         usable_bytes: this rank's memory, told to the others.
-        device: "cpu" or "cuda".
+        device: of this rank's tensors, "cpu" or "cuda:N".
         exits: rank 0's process ends with the ranks even where its main thread is stuck. That is
             always so where a rank is another machine's, as nobody else can free the thread then.
     """
@@ -86,15 +87,47 @@ class Team(ABC):
         """Take the links of a finished join and begin to watch."""
         self.rank, self.size = rank, rules.size
         self._rules = rules
+        self._free_stuck: Callable[[], None] = lambda: None
         self.fate = Fate(
             rank,
             links.fate,
             timeout_s=rules.timeout_s,
             usable_bytes=rules.usable_bytes,
-            on_failure=self._on_failure,
+            on_failure=self._end_all,
             on_note=self._on_note,
             how_ended=how_ended,
         )
+
+    def connect(self, store: Any, local_host: str) -> None:
+        """Make the collectives.
+
+        Args:
+            store: rank 0's, as this rank sees it.
+            local_host: this machine's address on the way to rank 0.
+
+        Raises:
+            RankFailed: a rank could not be reached, or two share a GPU.
+        """
+        self.group = make_group(
+            store,
+            self.rank,
+            self.size,
+            local_host=local_host,
+            device=self._rules.device,
+            failed=self.failed,
+        )
+        self._free_stuck = self.group.abort
+        if self.fate.failure is not None:  # found while the group was being made
+            self._free_stuck()
+
+    def check(self) -> None:
+        """See that no rank has failed so far; what was computed since is worth nothing.
+
+        Raises:
+            RankFailed: one has.
+        """
+        if self.fate.failure is not None:
+            raise self.fate.failure
 
     def failed(self, error: Exception) -> RankFailed:
         """The cause behind a broken link or collective, which is a symptom on this rank.
@@ -103,6 +136,11 @@ class Team(ABC):
         """
         found = self.fate.wait_failure(self._rules.timeout_s + LEAVE_S)
         return found or self.fate.fail(f"rank {self.rank} lost its link to the others: {error}")
+
+    def _end_all(self, failure: RankFailed) -> None:
+        # a GPU that waits for a rank that is gone would hold up even the end of this process
+        self._free_stuck()
+        self._on_failure(failure)
 
     @abstractmethod
     def _on_failure(self, failure: RankFailed) -> None:
@@ -168,15 +206,6 @@ class LeadingTeam(Team):
         self.fate.send({"type": "serving"})
         self.fate.be_strict()
 
-    def check(self) -> None:
-        """See that no rank has failed so far.
-
-        Raises:
-            RankFailed: one has.
-        """
-        if self.fate.failure is not None:
-            raise self.fate.failure
-
     def send(self, frame: Frame) -> bytes:
         """Send a frame to every other rank; its bytes.
 
@@ -221,6 +250,7 @@ class LeadingTeam(Team):
         self._children.end(GRACE_S)
         self.fate.close()
         self.plan.close()
+        self._free_stuck()
 
     def _on_failure(self, failure: RankFailed) -> None:
         self._children.end(GRACE_S)  # a stopped one is killed, which frees who waits for it
@@ -274,6 +304,7 @@ class FollowingTeam(Team):
         self._finished.set()
         self.fate.close()
         self.plan.close()
+        self._free_stuck()
 
     def _on_failure(self, failure: RankFailed) -> None:
         if threading.current_thread() is not self._main:
@@ -334,10 +365,12 @@ def lead(
     try:
         atexit.register(team.close)
         on_wait("connecting the ranks", 0.0)
-        team.group = make_group(
-            store, 0, rules.size, local_host=here[0], device=rules.device, failed=team.failed
-        )
-    except BaseException:
+        team.connect(store, here[0])
+    except (EngineDied, KeyboardInterrupt):  # somebody has asked for it
+        team.close()
+        raise
+    except BaseException as error:
+        team.fail(error)
         team.close()
         raise
     return team
@@ -354,14 +387,7 @@ def follow(rank: int, rules: TeamRules, *, address: tuple[str, int]) -> Followin
     team = FollowingTeam(rank, links, rules)
     local_host = _local_host(links.fate[0])
     try:
-        team.group = make_group(
-            open_store(links.store),
-            rank,
-            rules.size,
-            local_host=local_host,
-            device=rules.device,
-            failed=team.failed,
-        )
+        team.connect(open_store(links.store), local_host)
     except BaseException as error:
         team.fail(error)
         raise

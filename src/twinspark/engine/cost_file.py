@@ -89,7 +89,7 @@ def cost_key(config: EngineConfig, pack: Path, *, context_tokens: int) -> dict[s
         "version": VERSION,
         "torch": torch.__version__,
         "processor": _processor(),
-        "gpu": device_name(choose_device(config.device, ranks=config.ranks)),
+        "gpu": device_name(choose_device(config.device)),
         "threads": torch.get_num_threads(),
         "pack": _pack_digest(pack),
         "context_tokens": context_tokens,

@@ -10,9 +10,9 @@ from typing import Protocol
 
 from twinspark.distributed.digest import RunningDigest, is_checked
 from twinspark.distributed.frames import Frame, FrameKind
-from twinspark.engine.leader import logits_bytes
+from twinspark.engine.leader import Found
 from twinspark.engine.plan import StepPlan
-from twinspark.engine.runner import Logits, Runner
+from twinspark.engine.runner import Runner
 from twinspark.engine.wire import decode_draft, decode_step
 from twinspark.model.step import DraftRequest
 
@@ -23,6 +23,7 @@ class Obeys:
     """What a following rank's runner reports to: the running digest, and nobody else."""
 
     compares = True
+    chooses = False
 
     def __init__(self, send_digest: Callable[[int, str], None]) -> None:
         """`send_digest` is told the digest of every round that is compared."""
@@ -42,9 +43,9 @@ class Obeys:
     def draft(self, requests: Sequence[DraftRequest]) -> None:
         """Nobody is below this rank."""
 
-    def check(self, logits_RV: Logits) -> None:
-        """Take this rank's logits into the digest."""
-        self._digest.update(logits_bytes(logits_RV))
+    def check(self, found: Found) -> None:
+        """Take what this rank computed into the digest."""
+        self._digest.update(found.tobytes())
         if is_checked(self._round):
             self._send_digest(self._round, self._digest.value())
 

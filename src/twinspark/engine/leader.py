@@ -5,15 +5,19 @@ Implements `runner.Followers` over a team. Read next: `wire.py`, `follower.py`,
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy.typing as npt
 
 from twinspark.distributed.digest import RunningDigest, is_checked
 from twinspark.distributed.fate import RankMemory
 from twinspark.distributed.frames import Frame
 from twinspark.engine.plan import StepPlan
-from twinspark.engine.runner import Logits
 from twinspark.engine.wire import encode_draft, encode_step
 from twinspark.model.step import DraftRequest
+
+Found = npt.NDArray[Any]
+"""What a rank computed for a plan, see `runner.Followers.check`."""
 
 STALE_S = 2.0
 """What a rank said about its memory longer ago than this is no longer known."""
@@ -26,6 +30,9 @@ class LeadsRanks(Protocol):
     def memory(self) -> list[RankMemory]:
         """What every rank last said about its memory."""
 
+    def check(self) -> None:
+        """See that no rank has failed so far."""
+
     def send(self, frame: Frame) -> bytes:
         """Send a frame to every other rank; its bytes."""
 
@@ -37,6 +44,7 @@ class RankLeader:
     """The other ranks, as the runner of rank 0 knows them."""
 
     compares = True
+    chooses = True
 
     def __init__(self, team: LeadsRanks) -> None:
         """Take a team whose ranks have all loaded."""
@@ -61,13 +69,15 @@ class RankLeader:
         """
         self._digest.update(self._team.send(encode_draft(requests)))
 
-    def check(self, logits_RV: Logits) -> None:
-        """Take this rank's logits into the digest, and compare it now and then.
+    def check(self, found: Found) -> None:
+        """Take what this rank computed into the digest, and compare it now and then.
 
         Raises:
-            RankFailed: a rank computed other bits.
+            RankFailed: a rank computed other bits, or is gone: a GPU that waited for it was let go
+                with whatever it had.
         """
-        self._digest.update(logits_bytes(logits_RV))
+        self._team.check()
+        self._digest.update(found.tobytes())
         if is_checked(self._round):
             self._team.compare(self._round, self._digest.value())
 
@@ -82,8 +92,3 @@ class RanksMemory:
     def usable(self) -> Sequence[int | None]:
         """Bytes by rank; None where it is not known or the figure is too old."""
         return [told.usable_bytes if told.age_s <= STALE_S else None for told in self._team.memory]
-
-
-def logits_bytes(logits_RV: Logits) -> bytes:
-    """The bits of logits, as all ranks hash them."""
-    return logits_RV.tobytes()

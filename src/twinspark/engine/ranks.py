@@ -23,6 +23,8 @@ import numpy as np
 
 from twinspark.config.engine import EngineConfig
 from twinspark.config.model_rules import check_virtual_shards
+from twinspark.config.paths import compiled_kernels_path
+from twinspark.distributed.leaving import leave_quietly
 from twinspark.engine.memory import LocalMemory
 from twinspark.errors import EngineDied, RankFailed, TwinSparkError
 from twinspark.pack.files import is_there, read_file
@@ -35,13 +37,29 @@ if TYPE_CHECKING:
 
 LOOPBACK = ("127.0.0.1", 0)
 ENGINE_JOB = "engine"
-OWN_SETTINGS = ("threads",)
-"""Settings in which ranks may differ: they never change a bit."""
+OWN_SETTINGS = ("threads", "device")
+"""Settings in which ranks may differ. Of devices the kind is compared, not the number."""
 
 Address = tuple[str, int]
 Commands = Callable[[Address], Mapping[int, Sequence[str]]]
 
 logger = logging.getLogger(__name__)
+
+
+def on_device(config: EngineConfig, *, ranks_here: int) -> EngineConfig:
+    """Settings that name the device they mean on this machine.
+
+    Args:
+        config: settings.
+        ranks_here: ranks that run on this machine, of which this is the first.
+
+    Raises:
+        ConfigError: a CUDA device was asked for by name and cannot be used.
+    """
+    from twinspark.model.device import choose_device
+
+    wanted = "cpu" if config.device == "auto" and config.split_pool else config.device
+    return dataclasses.replace(config, device=str(choose_device(wanted, ranks=ranks_here)))
 
 
 def lead_ranks(
@@ -72,6 +90,8 @@ def lead_ranks(
     check_virtual_shards(pack.config, config.virtual_shards)
     from twinspark.distributed.team import lead
 
+    config = on_device(config, ranks_here=1 if rendezvous is not None else config.ranks)
+
     return lead(
         team_rules(pack, config, job, exits=exits),
         address=rendezvous or LOOPBACK,
@@ -90,6 +110,7 @@ def follow_ranks(
     """
     from twinspark.distributed.team import follow
 
+    config = on_device(config, ranks_here=1)
     return follow(rank, team_rules(pack, config, job), address=rendezvous)
 
 
@@ -98,16 +119,22 @@ def run_rank(
 ) -> None:
     """Join rank 0, load this rank's part of a model, and follow until rank 0 halts.
 
+    A rank on a GPU ends its process too, in good order.
+
     Raises:
         PackError: something is wrong with the pack.
+        ConfigError: the device cannot be used.
         RankFailed: a rank failed, this one included; its traceback is in the log.
     """
     pack = open_pack(path, verify=verify)
+    config = on_device(config, ranks_here=1)
     config.context_tokens(pack.config.max_position_embeddings)
     team = follow_ranks(pack, config, rank=rank, rendezvous=rendezvous)
     signal.signal(signal.SIGTERM, _on_sigterm)
     with following(team):
         _follow_engine(pack, config, team)
+    if config.device != "cpu":
+        leave_quietly()  # NCCL's destructors wait for other ranks, which may be gone by now
 
 
 def _on_sigterm(_number: int, _frame: FrameType | None) -> None:
@@ -160,14 +187,27 @@ def following(team: "FollowingTeam") -> Generator[None]:
 
 
 def _follow_engine(pack: Pack, config: EngineConfig, team: "FollowingTeam") -> None:
+    import torch
+
     from twinspark.engine.core import new_caches
     from twinspark.engine.follower import Obeys, obey
     from twinspark.engine.runner import Runner
     from twinspark.engine.startup import set_threads
+    from twinspark.kernels.cuda.compile import keep_cubins_in
     from twinspark.model.loading import load_model
 
     set_threads(config, pack.config)
-    model = load_model(pack, virtual_shards=config.virtual_shards, group=team.group)
+    keep_cubins_in(compiled_kernels_path())
+    device = torch.device(config.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    model = load_model(
+        pack,
+        virtual_shards=config.virtual_shards,
+        group=team.group,
+        device=device,
+        kernel_cache=compiled_kernels_path(),
+    )
     follows = Obeys(team.send_digest)
     runner = Runner(model, new_caches(model, config), followers=follows)
     team.loaded()
@@ -185,6 +225,7 @@ def team_rules(pack: Pack, config: EngineConfig, job: str, *, exits: bool = Fals
         traits=traits(pack, config, job),
         timeout_s=config.rank_timeout_s,
         usable_bytes=lambda: memory.usable()[0],
+        device=config.device,
         exits=exits,
     )
 
@@ -193,9 +234,12 @@ def traits(pack: Pack, config: EngineConfig, job: str) -> dict[str, str]:
     """Everything that ranks must have in common, by name; whatever differs is told to the user."""
     import torch
 
+    from twinspark.model.device import device_kind
+
     found = {
         "version": VERSION,
         "job": job,
+        "device": device_kind(torch.device(config.device)),
         "torch version": torch.__version__,
         "numpy version": np.__version__,
         "processor": f"{platform.machine()} with {torch.backends.cpu.get_cpu_capability()}",
@@ -236,7 +280,16 @@ def pack_digest(pack: Pack) -> str:
 
 def rank_commands(path: Path, config: EngineConfig, *, verify: bool, log_level: str) -> Commands:
     """Argument lists that start ranks 1.. on this machine."""
-    settings = json.dumps(dataclasses.asdict(config))
+    import torch
+
+    from twinspark.model.device import device_of_rank
+
+    first = torch.device(on_device(config, ranks_here=config.ranks).device)
+
+    def settings(rank: int) -> str:
+        own = dataclasses.replace(config, device=str(device_of_rank(first, rank)))
+        return json.dumps(dataclasses.asdict(own))
+
     skip = [] if verify else ["--no-checksums"]
 
     def commands(here: Address) -> dict[int, list[str]]:
@@ -245,7 +298,7 @@ def rank_commands(path: Path, config: EngineConfig, *, verify: bool, log_level: 
                 sys.executable, "-m", "twinspark", "rank-worker", str(path),
                 "--rank", str(rank), "--rendezvous", write_address(here),
                 "--parent", str(os.getpid()), "--log-level", log_level,
-                "--settings", settings, *skip,
+                "--settings", settings(rank), *skip,
             ]
             for rank in range(1, config.ranks)
         }  # fmt: skip

@@ -6,6 +6,7 @@ Read next: `rounds.py`.
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from time import perf_counter
 from typing import Protocol
 
@@ -35,21 +36,26 @@ class Recorder(Protocol):
     """Makes recorded work of work."""
 
     def record(self, work: Work) -> Recorded:
-        """Record it; it may be done once for that."""
+        """Record it; it may be done once for that, but must not ask other ranks then."""
 
 
 class Graphs:
     """Records CUDA graphs that share their memory, as only one of them runs at a time."""
 
-    def __init__(self, device: torch.device) -> None:
-        """On this device."""
-        self._device = device
+    def __init__(
+        self, device: torch.device, rehearsal: Callable[[], AbstractContextManager[object]]
+    ) -> None:
+        """On this device; while `rehearsal` is open other ranks are not asked."""
+        self._device, self._rehearsal = device, rehearsal
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, work: Work) -> "Graph":
         """See `Recorder`."""
         with torch.cuda.device(self._device):
-            work()  # loads kernels, which a recording cannot
+            # Loads kernels, which a recording cannot. Its results mean nothing on one rank of
+            # several, which does no harm: the replay writes all that it has written.
+            with self._rehearsal():
+                work()
             torch.cuda.current_stream().synchronize()
             graph = torch.cuda.CUDAGraph()
             # other threads of the process may call CUDA meanwhile

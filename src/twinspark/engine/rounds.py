@@ -9,6 +9,7 @@ Steps that do not fit are the eager forward's. Read next: `recording.py`, `round
 """
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ from twinspark.config.model import ModelConfig
 from twinspark.engine.plan import PlannedRows, StepPlan
 from twinspark.engine.recording import Graphs, Key, Recorded, Recorder, Recordings, Work
 from twinspark.engine.round_inputs import MOST_REQUESTS, MOST_ROWS, REQUEST_BUCKETS, RoundInputs
+from twinspark.engine.row_digests import odd_numbers, row_digests
 from twinspark.engine.sampler import ChoiceRule
 from twinspark.kernels.head import RowRules, accept_rows, choose_rows
 from twinspark.model.decode import DecodeRound, DraftRound, bucket_of
@@ -84,6 +86,9 @@ class PlacedModel(Protocol):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Choose them on the device."""
 
+    def rehearsal(self) -> AbstractContextManager[object]:
+        """While open other ranks are not asked."""
+
 
 class Rounds:
     """Recorded rounds of one model with one set of caches.
@@ -109,7 +114,7 @@ class Rounds:
         """
         self._model = model
         self._caches = caches
-        self._recordings = Recordings(recorder or Graphs(model.device))
+        self._recordings = Recordings(recorder or Graphs(model.device, model.rehearsal))
         self._image_id = model.config.image_token_id
         mask = np.zeros(model.config.vocab_size, np.bool_) if banned_V is None else banned_V
         self._banned_V = torch.from_numpy(mask).to(model.device)
@@ -119,6 +124,7 @@ class Rounds:
         self._drafted = Landing(MOST_REQUESTS, width, model.device)
         self._foreseen = 0  # requests whose draft pass may follow the round that ran last
         self._ahead: list[int] = []  # slots that it was run for
+        self._odd_V = odd_numbers(model.config.vocab_size, model.device)
 
     @staticmethod
     def of(
@@ -215,6 +221,10 @@ class Rounds:
         )
         return choose_rows(logits_TV.float(), on_rows, banned_V=self._banned_V)
 
+    def digests(self, logits_TV: Tensor) -> Tensor:
+        """What ranks compare of a round's logits in place of them: int64 [T], see `row_digests`."""
+        return row_digests(logits_TV, self._odd_V)
+
     def draft(
         self,
         requests: Sequence[DraftRequest],
@@ -246,8 +256,18 @@ class Rounds:
             found |= zip(map(_key, asked), results, strict=True)
         return [found[_key(request)] for request in requests]
 
-    def _draft_picked(self, requests: Sequence[DraftRequest], pick: Pick) -> list[DraftResult]:
-        """The host picks every token."""
+    def follow(self, requests: Sequence[DraftRequest]) -> None:
+        """The blocks of a pass whose tokens another rank chooses, on the host or by rules.
+
+        Every rank pads to the same bucket, and meets the others in the blocks only.
+        """
+        if requests:
+            self._draft_picked(requests, None)
+
+    def _draft_picked(
+        self, requests: Sequence[DraftRequest], pick: Pick | None
+    ) -> list[DraftResult]:
+        """The host picks every token; without `pick` none is."""
         model = self._model
         size = bucket_of(len(requests), REQUEST_BUCKETS)
         if size is None or not model.has_draft:
@@ -255,6 +275,8 @@ class Rounds:
         self._inputs.put_requests(requests, (), size)
         self._inputs.requests_part.send()
         hidden_TD, base_TV = self._of("draft", size, 0, self._draft_blocks).replay()
+        if pick is None:
+            return []
         rows = len(requests) * model.config.dspark_block_size
         return model.walk(requests, hidden_TD[:rows], base_TV[:rows], pick)
 

@@ -97,7 +97,11 @@ class Followers(Protocol):
 
     @property
     def compares(self) -> bool:
-        """Whether `check` wants the logits of every plan."""
+        """Whether `check` wants something of every plan's logits."""
+
+    @property
+    def chooses(self) -> bool:
+        """Whether this rank chooses tokens; else logits stay on its device."""
 
     def step(self, plan: StepPlan) -> None:
         """Have them run a plan."""
@@ -105,14 +109,19 @@ class Followers(Protocol):
     def draft(self, requests: Sequence[DraftRequest]) -> None:
         """Have them run a draft pass."""
 
-    def check(self, logits_RV: Logits) -> None:
-        """Take this rank's logits of the plan they were sent last into the running digest."""
+    def check(self, found: npt.NDArray[Any]) -> None:
+        """Take what this rank computed for the plan that was sent last into the running digest.
+
+        Args:
+            found: its logits [R, V] fp32, or of a recorded round a number a row, int64 [T].
+        """
 
 
 class NoFollowers:
     """One rank: nobody to tell."""
 
     compares = False
+    chooses = True
 
     def step(self, plan: StepPlan) -> None:
         """Nothing to do."""
@@ -120,7 +129,7 @@ class NoFollowers:
     def draft(self, requests: Sequence[DraftRequest]) -> None:
         """Nothing to do."""
 
-    def check(self, logits_RV: Logits) -> None:
+    def check(self, found: npt.NDArray[Any]) -> None:
         """Nothing to do."""
 
 
@@ -248,6 +257,8 @@ class Runner:
         windows: dict[int, Logits] = {}
         if host_chooses or self._followers.compares:
             meanwhile()
+            if self._followers.compares:
+                self._followers.check(download(rounds.digests(logits_TV)).numpy())
             windows = self._logits_for_host(plan, rules, logits_TV)
             rounds.draft_ahead()  # it may overwrite the logits
         else:
@@ -260,12 +271,11 @@ class Runner:
     def _logits_for_host(
         self, plan: StepPlan, rules: Mapping[int, ChoiceRule], logits_TV: Tensor
     ) -> dict[int, Logits]:
-        """By slot, the rows of windows without a rule; of all where ranks compare them."""
-        if self._followers.compares:
-            logits_RV = to_host(logits_TV)
-            self._followers.check(logits_RV)
-            return dict(_by_slot(plan, logits_RV).windows)
-        windows, start = {}, 0
+        """By slot, the rows of windows without a rule, if this rank chooses."""
+        windows: dict[int, Logits] = {}
+        if not self._followers.chooses:
+            return windows
+        start = 0
         for window in plan.windows:
             end = start + len(window.ids)
             if window.slot not in rules:
@@ -289,7 +299,11 @@ class Runner:
         """
         self._followers.draft(requests)
         if pick is None:
-            return self._model.draft(requests, self.caches, None)
+            with self._on_device():
+                if self._rounds is None:
+                    return self._model.draft(requests, self.caches, None)
+                self._rounds.follow(requests)
+                return []
 
         def pick_row(number: int, j: int, logits_V: Tensor) -> int:
             return pick(number, j, to_host(logits_V))

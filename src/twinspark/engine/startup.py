@@ -95,9 +95,10 @@ def load_engine(
     config.context_tokens(pack.config.max_position_embeddings)
     report("checking the pack", 1.0)
 
-    from twinspark.engine.ranks import lead_ranks, leading, rank_commands
+    from twinspark.engine.ranks import lead_ranks, leading, on_device, rank_commands
 
     team = None
+    config = on_device(config, ranks_here=1 if rendezvous is not None else config.ranks)
     if config.ranks > 1:
         level = logging.getLevelName(logging.getLogger("twinspark").getEffectiveLevel()).lower()
         commands = rank_commands(pack.path, config, verify=verify, log_level=level)
@@ -126,9 +127,10 @@ def _make_engine(
     report: OnProgress,
     team: "LeadingTeam | None",
 ) -> "Engine":
+    import torch
+
     from twinspark.engine.core import Engine
     from twinspark.kernels.cuda.compile import keep_cubins_in
-    from twinspark.model.device import choose_device
     from twinspark.model.loading import load_model
 
     def on_progress(fraction: float) -> None:
@@ -137,7 +139,7 @@ def _make_engine(
         report("loading weights", fraction)
 
     set_threads(config, pack.config)
-    device = choose_device(config.device, ranks=config.ranks)
+    device = torch.device(config.device)
     keep_cubins_in(compiled_kernels_path())
     model = load_model(
         pack,

@@ -3,6 +3,7 @@
 import logging
 
 import torch
+import torch.distributed
 
 from twinspark.errors import ConfigError
 from twinspark.kernels.cuda.launch import why_not_launch
@@ -16,12 +17,12 @@ def choose_device(wanted: str, *, ranks: int = 1) -> torch.device:
     Args:
         wanted: "cpu", "cuda", "cuda:N" or "auto", which is the first CUDA device that our kernels
             run on, else the CPU.
-        ranks: processes the model is spread over; several of them run on CPUs only.
+        ranks: that run on this machine, each on a device of its own: this one and those after it.
 
     Raises:
         ConfigError: a CUDA device was asked for by name and cannot be used; the text says why.
     """
-    if wanted == "cpu" or (wanted == "auto" and ranks > 1):
+    if wanted == "cpu":
         return torch.device("cpu")
     device = torch.device("cuda", _number(wanted))
     if (reason := _why_not(device, ranks)) is None:
@@ -31,6 +32,19 @@ def choose_device(wanted: str, *, ranks: int = 1) -> torch.device:
     if torch.cuda.is_available():
         logger.warning("using the CPU: %s", reason)
     return torch.device("cpu")
+
+
+def device_of_rank(first: torch.device, rank: int) -> torch.device:
+    """Where a rank of this machine runs, whose rank 0 runs on `first`."""
+    return first if first.type == "cpu" else torch.device("cuda", (first.index or 0) + rank)
+
+
+def device_kind(device: torch.device) -> str:
+    """What ranks must have in common, as bits are promised for equal devices only."""
+    if device.type == "cpu":
+        return "cpu"
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"{device_name(device)}, compute capability {major}.{minor}"
 
 
 def device_name(device: torch.device) -> str:
@@ -43,11 +57,20 @@ def _number(wanted: str) -> int:
 
 
 def _why_not(device: torch.device, ranks: int) -> str | None:
-    if ranks > 1:
-        return "several ranks run on CPUs only"
     if not torch.cuda.is_available():
         return "torch finds no CUDA device here"
-    if (count := torch.cuda.device_count()) <= (device.index or 0):
+    first, count = device.index or 0, torch.cuda.device_count()
+    if count <= first:
         return f"this machine has {count} CUDA devices, numbered from 0"
-    reason = why_not_launch(device)
-    return None if reason is None else f"our kernels do not run there: {reason}"
+    if count < first + ranks:
+        return (
+            f"{ranks} ranks need a CUDA device each from {first} on, and this machine has {count}; "
+            "start each rank by hand where its device is (--rank and --rendezvous), or use "
+            "--device cpu"
+        )
+    for number in range(first, first + ranks):
+        if (reason := why_not_launch(torch.device("cuda", number))) is not None:
+            return f"our kernels do not run on device {number}: {reason}"
+    if ranks > 1 and not torch.distributed.is_nccl_available():
+        return "this torch has no NCCL, which ranks on GPUs need; install a CUDA build for Linux"
+    return None

@@ -73,7 +73,7 @@ def outputs_of(partials_STD: Tensor, group: Collectives, dtype: torch.dtype) -> 
         return sum_shards(partials_STD.unbind(0), group, dtype)
     if group.size == 1:
         return partials_STD
-    return torch.stack(group.gather_shards([part.to(dtype) for part in partials_STD]))
+    return group.gather_stack(partials_STD.to(dtype))
 
 
 class Taps:

@@ -6,6 +6,7 @@ Read next: `layer.py`, `csa.py`, `engram.py`, `dspark.py`.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from typing import Any
 
@@ -95,6 +96,10 @@ class Transformer:
             index_scratch_bytes=index_scratch_bytes,
             split_over=self._group if split_pool else None,
         )
+
+    def rehearsal(self) -> AbstractContextManager[object]:
+        """While open other ranks are not asked, and results mean nothing; see `Collectives`."""
+        return self._group.rehearsal()
 
     @property
     def has_draft(self) -> bool:

@@ -7,9 +7,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from twinspark.cli import doctor
 from twinspark.cli.doctor import examine
 from twinspark.cli.main import app
 from twinspark.errors import ConfigError, KernelUnsupported
+from twinspark.model import device
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 run = CliRunner().invoke
@@ -23,6 +25,27 @@ def test_a_machine_that_works_has_no_problem():
     assert checks["demo pack"]["verdict"] == "ok"
     assert "bits" in checks["demo pack"]["found"]
     assert checks["compiler"]["verdict"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("count", "nccl", "verdict", "said"),
+    [
+        (0, False, "ok", "two processes on the CPU"),
+        (1, False, "note", "no NCCL"),
+        (1, True, "ok", "needs a second machine"),
+        (2, True, "ok", "NCCL 2.27.5; --tp 2 runs on cuda:0 and cuda:1, which reach each other"),
+    ],
+)
+def test_what_ranks_have_here(monkeypatch, count, nccl, verdict, said):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda _one, _other: True)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: nccl)
+    monkeypatch.setattr(device, "why_not_launch", lambda _device: None)
+    (found,) = doctor._ranks()
+    assert found.verdict == verdict and said in found.found
+    assert bool(found.advice) == (verdict == "note")
 
 
 def test_a_broken_pack_is_a_problem(tmp_path):

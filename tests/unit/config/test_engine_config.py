@@ -40,7 +40,8 @@ def test_it_is_frozen():
         EngineConfig().slots = 3
 
 
-def test_ranks_on_gpus_are_refused_before_anything_starts():
+def test_a_split_pool_on_gpus_is_refused_before_anything_starts():
     with pytest.raises(ConfigError, match="CPUs only"):
-        EngineConfig(device="cuda:1", ranks=2)
-    assert EngineConfig(device="auto", ranks=2).ranks == 2
+        EngineConfig(device="cuda:1", ranks=2, split_pool=True)
+    assert EngineConfig(device="cuda:1", ranks=2).ranks == 2
+    assert EngineConfig(device="auto", ranks=2, split_pool=True).ranks == 2

@@ -1,5 +1,6 @@
 """Ranks of this machine: none outlives an interrupted start, an impatient end, or rank 0."""
 
+import json
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ from twinspark.distributed import launch
 from twinspark.distributed.launch import LocalRanks
 from twinspark.engine.ranks import rank_commands
 from twinspark.errors import RankFailed
+from twinspark.model import device
 
 PARENT = """
 import os, subprocess, sys, time
@@ -83,6 +85,17 @@ def test_a_rank_started_here_is_told_its_parent():
     commands = rank_commands(Path("p"), EngineConfig(ranks=2), verify=True, log_level="info")
     command = commands(("127.0.0.1", 5))[1]
     assert command[command.index("--parent") + 1] == str(os.getpid())
+
+
+def test_ranks_started_here_take_the_devices_after_the_first(monkeypatch):
+    monkeypatch.setattr(device, "_why_not", lambda _device, _ranks: None)
+    config = EngineConfig(ranks=4, virtual_shards=4, device="cuda:1")
+    commands = rank_commands(Path("p"), config, verify=True, log_level="info")
+    found = {
+        rank: json.loads(command[command.index("--settings") + 1])["device"]
+        for rank, command in commands(("127.0.0.1", 5)).items()
+    }
+    assert found == {1: "cuda:2", 2: "cuda:3", 3: "cuda:4"}
 
 
 @pytest.mark.parametrize("form", ["rank-worker", "logits"])

