@@ -29,6 +29,8 @@ from twinspark.errors import EngineDied, RankFailed, TwinSparkError
 JOIN_LIMIT_S = 300.0
 GRACE_S = 0.1
 LEAVE_S = 1.0
+STUCK_S = 0.5
+"""For the main thread to end by itself after a failure: a silent rank is left within 3 s in all."""
 HALT_S = 1.5
 """A rank leaves by itself LEAVE_S after a halt; who has not by now is stopped or stuck."""
 CLOSE_S = 2.0
@@ -258,7 +260,7 @@ class LeadingTeam(Team):
             return  # it raises the failure itself
         if self.on_failure is not None:
             self.on_failure(failure)
-        elif self._exits and not self._closed.wait(LEAVE_S):
+        elif self._exits and not self._closed.wait(STUCK_S):
             leave(str(failure))
 
     def _on_note(self, rank: int, note: Note) -> None:
