@@ -83,7 +83,7 @@ def test_rounds_of_an_engine_are_timed_and_nothing_is_left_open(monkeypatch):
     engine = new_engine(model, lookup=False, priced_drafts=False)
     record(engine, model)
     kept = engine._runner._rounds._recordings
-    monkeypatch.setattr(device_idle, "Graphs", lambda _: Recorder())
+    monkeypatch.setattr(device_idle, "Graphs", lambda _, rehearsal: Recorder())
     monkeypatch.setattr(device_idle, "_new_event", device.new_event)
     step = engine.step
 
@@ -104,7 +104,7 @@ def test_a_context_that_is_too_short_is_told(monkeypatch):
     device, model = Device(), RecordedModel()
     engine = new_engine(model, max_context_tokens=40, lookup=False)
     record(engine, model)
-    monkeypatch.setattr(device_idle, "Graphs", lambda _: Recorder())
+    monkeypatch.setattr(device_idle, "Graphs", lambda _, rehearsal: Recorder())
     monkeypatch.setattr(device_idle, "_new_event", device.new_event)
     with pytest.raises(ConfigError, match="ask for fewer rounds"):
         measure_idle(engine, [[20, 21]], rounds=50)
