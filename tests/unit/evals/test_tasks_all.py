@@ -7,16 +7,23 @@ from collections import Counter
 import pytest
 
 from twinspark.config.paths import demo_pack_path
+from twinspark.evals.tasks.count import Count
+from twinspark.evals.tasks.effort import Effort
 from twinspark.evals.tasks.examples import TRAINING_SEEDS, conversation, ideal_answer, turns
+from twinspark.evals.tasks.json_schema import JsonSchema
 from twinspark.evals.tasks.needle import Needle
 from twinspark.evals.tasks.sums import Sums
+from twinspark.evals.tasks.tools import Tools
 from twinspark.text.reply import ReplyText
 from twinspark.text.segments import encode_segments
 from twinspark.text.tokenizer import EOS, Tokenizer
 
-TASKS = {task.name: task for task in (Sums(), Needle((512, 640)))}
+TASKS = {
+    task.name: task
+    for task in (Sums(), Needle((512, 640)), Tools(), JsonSchema(), Effort(), Count())
+}
 every_task = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-SMALL_SPACE = {"sums": 0.05}
+SMALL_SPACE = {"sums": 0.05, "count": 0.2}
 """Share of cases that training and evaluation may have in common, where there are few to draw."""
 
 
@@ -35,7 +42,7 @@ def told(case) -> str:
 
 
 def asked(case) -> str:
-    return json.dumps([step.add for step in case.steps], sort_keys=True)
+    return json.dumps([case.fields, *(step.add for step in case.steps)], sort_keys=True)
 
 
 @every_task

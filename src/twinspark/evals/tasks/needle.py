@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from twinspark.evals.case import Answer, Case, CountTokens, Step
 from twinspark.evals.tasks import filler, words
-from twinspark.evals.tasks.draw import PLAIN, case_random
+from twinspark.evals.tasks.draw import PLAIN, case_random, listed, without_thousands
 
 LENGTHS = (1024, 4096, 16384, 32768)
 SHORTEST = 512
@@ -60,7 +60,6 @@ _INTRODUCTIONS = (
     "Answer only from this text.",
 )
 _WORD_KINDS = ("password", "code word", "secret word", "codename", "watchword", "pass phrase")
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +199,7 @@ def question(asked: Sequence[Fact], r: random.Random) -> str:
         return r.choice(_QUESTIONS).format(kind=asked[0].kind, place=asked[0].place)
     parts = [f"the {fact.kind} of the {fact.place}" for fact in asked]
     lead = r.choice(("What are {}?", "Tell me {}.", "I need {}.", "Please find {}."))
-    return lead.format(" and ".join([", ".join(parts[:-1]), parts[-1]]))
+    return lead.format(listed(parts))
 
 
 def reply(asked: Sequence[Fact]) -> str:
@@ -214,7 +213,7 @@ def is_right(content: str, asked: Sequence[Fact], others: Sequence[Fact]) -> boo
     Values belong to keys by their order: that of the keys in the answer where it names all of
     them, else that of the question.
     """
-    text = _THOUSANDS.sub("", content.casefold())
+    text = without_thousands(content.casefold())
     places = [_find(text, fact.value) for fact in asked]
     if -1 in places or any(_find(text, fact.value) >= 0 for fact in others):
         return False
