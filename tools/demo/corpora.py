@@ -72,8 +72,9 @@ def pages(source: Source, files: Files) -> Iterator[Document]:
         for name, data in files
         if name.removesuffix(".gz").removesuffix(".en").endswith(".html")
     }
-    uses = Counter(line for text in found.values() for line in set(text.split("\n")) if len(line) > 9)
-    often = {line for line, count in uses.items() if count > max(0.3 * len(found), 9)}
+    uses = Counter(line for text in found.values() for line in set(text.split("\n")))
+    least = max(0.3 * len(found), 9)
+    often = {line for line, count in uses.items() if len(line) > 9 and count > least}
     for name, text in found.items():
         yield Document(
             "docs", name, "\n".join(line for line in text.split("\n") if line not in often)

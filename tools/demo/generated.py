@@ -12,9 +12,13 @@ from tools.demo.chats import Example, example, mark_copies
 from tools.demo.dialogues import Maker
 
 from twinspark.evals.case import Case, Task
+from twinspark.evals.tasks.count import Count
+from twinspark.evals.tasks.effort import Effort
 from twinspark.evals.tasks.examples import TRAINING_SEEDS, turns
+from twinspark.evals.tasks.json_schema import JsonSchema
 from twinspark.evals.tasks.needle import Needle
 from twinspark.evals.tasks.sums import Sums
+from twinspark.evals.tasks.tools import Tools
 from twinspark.text.tokenizer import Tokenizer
 
 Kinds = Sequence[tuple[Maker, int]]
@@ -27,7 +31,14 @@ MOST_TOKENS = 2048
 
 def task_numbers() -> tuple[tuple[Task, int], ...]:
     """The tasks, and how many cases of each are trained on."""
-    return ((Sums(), 60_000), (Needle((640, 1024, 1536)), 6_000))
+    return (
+        (Sums(), 60_000),
+        (Tools(), 24_000),
+        (JsonSchema(), 30_000),
+        (Effort(), 16_000),
+        (Count(), 8_000),
+        (Needle((640, 1024, 1536)), 6_000),
+    )
 
 
 def chat_kinds(archives: pathlib.Path, known: Iterable[sources.Source]) -> Kinds:
@@ -41,7 +52,7 @@ def chats(split: str, model: Tokenizer, scale: float, kinds: Kinds) -> Iterator[
         yield example(case, model)
 
 
-def tasks(split: str, model: Tokenizer, scale: float, kinds: Kinds = ()) -> Iterator[Example]:
+def tasks(split: str, model: Tokenizer, scale: float) -> Iterator[Example]:
     """The tasks' cases of a split, in turn, none longer than MOST_TOKENS."""
     for task, case in _shuffled(split, scale, lambda text: len(model.encode_plain(text))):
         made = example(case, model)
