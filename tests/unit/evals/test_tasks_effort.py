@@ -47,6 +47,14 @@ def test_requests_ask_for_their_effort():
         assert str(thinking.effort) == case.label
 
 
+def test_every_problem_is_asked_at_all_efforts():
+    cases = list(Effort().cases(40, 46, len))
+    for n in range(0, 40, 4):
+        assert len({case.label for case in cases[n : n + 4]}) == 4
+        assert len({case.steps[0].add[0]["content"] for case in cases[n : n + 4]}) == 1
+    assert len({case.steps[0].add[0]["content"] for case in cases}) == 10
+
+
 def test_the_question_has_all_numbers():
     for case in Effort().cases(300, 44, len):
         asked = re.findall(r"\d+", case.steps[0].add[0]["content"])

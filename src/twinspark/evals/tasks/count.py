@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from twinspark.evals.case import Answer, Case, CountTokens, Step
-from twinspark.evals.tasks.draw import PLAIN, case_random
+from twinspark.evals.tasks.draw import case_random, ideal_message, switch
 
 SIZES = (20, 100, 200)
 """Labels: at most so many numbers; half of the longest are 1 to 200."""
@@ -55,10 +55,16 @@ class Count:
     name = "count"
     summary = "count from one number to another without a mistake"
 
+    def __init__(self, *, thinks: bool = False) -> None:
+        """Replies are asked for without thinking; with it, ideals think in a sentence or two."""
+        self.thinks = thinks
+
     def cases(self, num: int, seed: int, count_tokens: CountTokens) -> Iterator[Case]:
         """As `case.Task`; `count_tokens` is not needed."""
         for index in range(num):
-            yield _case(SIZES[index % len(SIZES)], case_random(self.name, seed, index))
+            yield _case(
+                SIZES[index % len(SIZES)], case_random(self.name, seed, index), thinks=self.thinks
+            )
 
 
 def is_counted(content: str, numbers: Sequence[int], *, in_lines: bool) -> bool:
@@ -76,7 +82,7 @@ def is_counted(content: str, numbers: Sequence[int], *, in_lines: bool) -> bool:
     return [int(number) for number in re.findall(r"\d+", text)] == list(numbers)
 
 
-def _case(size: int, r: random.Random) -> Case:
+def _case(size: int, r: random.Random, *, thinks: bool) -> Case:
     first, last = _range(size, r)
     numbers = list(range(first, last + 1))
     asks: Sequence[str] = _ASK_UP
@@ -92,13 +98,18 @@ def _case(size: int, r: random.Random) -> Case:
         return answer.finish != "length" and is_counted(content, numbers, in_lines=in_lines)
 
     ideal = ("\n" if in_lines else ", ").join(map(str, numbers))
+    way = "lines" if in_lines else "commas"
+    why = f"From {numbers[0]} to {numbers[-1]}, with {way} between them."
     step = Step(
         add=({"role": "user", "content": text},),
-        ideal={"role": "assistant", "content": ideal},
+        ideal=ideal_message(ideal, f"{why} These are {len(numbers)} numbers.", thinks=thinks),
         judge=judge,
     )
     return Case(
-        label=f"up to {size}", steps=(step,), fields=PLAIN, max_tokens=64 + 8 * len(numbers)
+        label=f"up to {size}",
+        steps=(step,),
+        fields=switch(thinks=thinks),
+        max_tokens=64 + 8 * len(numbers) + 1024 * thinks,
     )
 
 

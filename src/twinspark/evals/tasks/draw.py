@@ -21,6 +21,23 @@ _NUMBER = re.compile(r"(?:(?<![\w)\]])[-\u2212])?\d+(?:\.\d+)?")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 
+def switch(*, thinks: bool) -> Mapping[str, Any]:
+    """Fields of a request that is to think, or not."""
+    return THINKING if thinks else PLAIN
+
+
+def ideal_message(
+    content: str, reasoning: str, *, thinks: bool, calls: Sequence[Mapping[str, Any]] = ()
+) -> Mapping[str, Any]:
+    """An assistant's message; the reasoning is left out where it does not think."""
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if thinks:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = list(calls)
+    return message
+
+
 def case_random(name: str, seed: int, index: int) -> random.Random:
     """Random numbers of one case, whatever the number of cases and the process."""
     return random.Random(f"{name}/{seed}/{index}")

@@ -1,4 +1,4 @@
-"""The same kind of sum at several efforts: does more effort mean more thinking, and right answers?
+"""The same sums at several efforts: does more effort mean more thinking, and right answers?
 
 The ideal reasoning grows with the effort: plain steps, steps on paper, a check in reverse order,
 and a second check by tens and ones. Steps on paper are those of `sums.py`.
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
 from twinspark.evals.case import Answer, Case, CountTokens, Step
-from twinspark.evals.tasks.draw import THINKING, case_random, listed, plural
+from twinspark.evals.tasks.draw import THINKING, case_random, ideal_message, listed, plural
 from twinspark.evals.tasks.sums import added, is_number
 from twinspark.evals.tasks.words import NAMES, PLACES, THINGS, WEEKDAYS
 
@@ -58,10 +58,10 @@ class Effort:
         self.efforts = tuple(efforts)
 
     def cases(self, num: int, seed: int, count_tokens: CountTokens) -> Iterator[Case]:
-        """As `case.Task`; `count_tokens` is not needed."""
+        """As `case.Task`; every problem is asked at all efforts, so that tokens can be compared."""
         for index in range(num):
-            effort = self.efforts[index % len(self.efforts)]
-            yield _case(effort, case_random(self.name, seed, index))
+            problem, which = divmod(index, len(self.efforts))
+            yield _case(self.efforts[which], case_random(self.name, seed, problem))
 
 
 def reasoning(numbers: Sequence[int], effort: int) -> str:
@@ -104,11 +104,7 @@ def _case(effort: int, r: random.Random) -> Case:
     content = f"{' + '.join(map(str, numbers))} = {total}"
     step = Step(
         add=({"role": "user", "content": _question(r, numbers)},),
-        ideal={
-            "role": "assistant",
-            "content": content,
-            "reasoning_content": reasoning(numbers, effort),
-        },
+        ideal=ideal_message(content, reasoning(numbers, effort), thinks=True),
         judge=judge,
     )
     return Case(

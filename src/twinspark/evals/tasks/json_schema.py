@@ -13,7 +13,14 @@ from typing import Any
 
 from twinspark.evals.case import Answer, Case, CountTokens, Step
 from twinspark.evals.tasks import words
-from twinspark.evals.tasks.draw import PLAIN, case_random, listed, made_up, with_article
+from twinspark.evals.tasks.draw import (
+    case_random,
+    ideal_message,
+    listed,
+    made_up,
+    switch,
+    with_article,
+)
 from twinspark.evals.tasks.fields import (
     Field,
     Schema,
@@ -61,10 +68,14 @@ class JsonSchema:
     name = "json"
     summary = "write facts as JSON of a schema, held to it and not"
 
+    def __init__(self, *, thinks: bool = False) -> None:
+        """Replies are asked for without thinking; with it, ideals think in a sentence or two."""
+        self.thinks = thinks
+
     def cases(self, num: int, seed: int, count_tokens: CountTokens) -> Iterator[Case]:
         """As `case.Task`; `count_tokens` is not needed."""
         for index in range(num):
-            yield _case(LABELS[index % 2], case_random(self.name, seed, index))
+            yield _case(LABELS[index % 2], case_random(self.name, seed, index), thinks=self.thinks)
 
 
 def is_object(content: str, schema: Schema, meant: Any) -> bool:
@@ -76,7 +87,7 @@ def is_object(content: str, schema: Schema, meant: Any) -> bool:
     return conforms(got, schema) and is_same(_loose(got), _loose(meant))
 
 
-def _case(label: str, r: random.Random) -> Case:
+def _case(label: str, r: random.Random, *, thinks: bool) -> Case:
     kind, facts, entries = _person(r) if r.random() < _PERSON_SHARE else _thing(r)
     if r.random() < 0.3:
         entries = r.sample(entries, len(entries))
@@ -87,7 +98,7 @@ def _case(label: str, r: random.Random) -> Case:
     text = f"{r.choice(_HEADS)}{facts}\n\n{request}\n\n{shown}"
     if r.random() < 0.3:
         text = f"{request}\n\n{shown}\n\n{facts}"
-    fields = dict(PLAIN)
+    fields = dict(switch(thinks=thinks))
     if label == "grammar":
         form = {"name": kind, "strict": True, "schema": schema}
         fields["response_format"] = {"type": "json_schema", "json_schema": form}
@@ -96,9 +107,10 @@ def _case(label: str, r: random.Random) -> Case:
         content = unfenced(answer.content) if label == "plain" else answer.content
         return answer.finish != "length" and is_object(content, schema, meant)
 
-    ideal = {"role": "assistant", "content": json.dumps(meant, ensure_ascii=False)}
+    why = f"The object is {with_article(kind)} and needs {listed(list(meant))}."
+    ideal = ideal_message(json.dumps(meant, ensure_ascii=False), why, thinks=thinks)
     step = Step(add=({"role": "user", "content": text},), ideal=ideal, judge=judge)
-    return Case(label=label, steps=(step,), fields=fields, max_tokens=512)
+    return Case(label=label, steps=(step,), fields=fields, max_tokens=512 + 1024 * thinks)
 
 
 def _person(r: random.Random) -> tuple[str, str, list[_Entry]]:

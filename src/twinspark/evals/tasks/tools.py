@@ -13,12 +13,13 @@ from typing import Any
 from twinspark.evals.case import Answer, Case, CountTokens, Message, Step
 from twinspark.evals.tasks import words
 from twinspark.evals.tasks.draw import (
-    PLAIN,
     case_random,
+    ideal_message,
     last_number,
     listed,
     numbers_in,
     stands_in,
+    switch,
     with_article,
 )
 from twinspark.evals.tasks.fields import (
@@ -37,6 +38,7 @@ LABELS = ("one step", "two steps")
 _MAKING = ("create", "book", "order", "schedule")  # of something that is not there yet
 _RESULT_KINDS: tuple[Kind, ...] = ("string", "integer", "number")
 _NO_TOOL_SHARE = 0.15
+_NO_TOOL = "No tool is needed for this."
 _REQUESTS = (
     "Please {do}.",
     "Can you {do}?",
@@ -88,10 +90,15 @@ class Tools:
     name = "tools"
     summary = "call the right tool with the right arguments, and use its result"
 
+    def __init__(self, *, thinks: bool = False) -> None:
+        """Replies are asked for without thinking; with it, ideals think in a sentence or two."""
+        self.thinks = thinks
+
     def cases(self, num: int, seed: int, count_tokens: CountTokens) -> Iterator[Case]:
         """As `case.Task`; `count_tokens` is not needed."""
         for index in range(num):
-            yield _case(LABELS[index % 2], case_random(self.name, seed, index))
+            r = case_random(self.name, seed, index)
+            yield _case(LABELS[index % 2], r, thinks=self.thinks)
 
 
 def is_call(answer: Answer, name: str, arguments: Mapping[str, Any]) -> bool:
@@ -112,24 +119,30 @@ def tells(answer: Answer, value: str | int | float) -> bool:
     return is_there and not answer.calls and answer.finish != "length"
 
 
-def _case(label: str, r: random.Random) -> Case:
+def _case(label: str, r: random.Random, *, thinks: bool) -> Case:
     tools = _draw_tools(r)
     system: list[Message] = []
     if r.random() < 0.4:
         system.append({"role": "system", "content": r.choice(_SYSTEMS)})
     if label == "one step" and r.random() < _NO_TOOL_SHARE:
-        steps = [_plain_step(system, r)]
+        steps = [_plain_step(system, r, thinks=thinks)]
     else:
-        steps = _call_steps(label, tools[0], tools[1:], system, r)
+        steps = _call_steps(label, tools, system, r, thinks=thinks)
     shown = r.sample(tools, len(tools))
     describes = r.random() < 0.5
     offered = [_offered(tool, describes=describes) for tool in shown]
-    return Case(label=label, steps=tuple(steps), fields={**PLAIN, "tools": offered}, max_tokens=512)
+    return Case(
+        label=label,
+        steps=tuple(steps),
+        fields={**switch(thinks=thinks), "tools": offered},
+        max_tokens=512 + 1024 * thinks,
+    )
 
 
 def _call_steps(
-    label: str, tool: _Tool, others: Sequence[_Tool], system: list[Message], r: random.Random
+    label: str, tools: Sequence[_Tool], system: list[Message], r: random.Random, *, thinks: bool
 ) -> list[Step]:
+    tool, *others = tools
     told = [field for field in tool.fields if field.words in tool.required or r.random() < 0.5]
     text = _request(tool, told, others, r)
     results: list[Field] = []
@@ -140,44 +153,52 @@ def _call_steps(
         text += gap + r.choice(_QUESTIONS).format(words=results[0].words)
     arguments = {key_of(field.words, tool.style): field.value for field in told}
     name = tool.name
-    ideal = {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [_written(name, arguments)],
-    }
+    given = f"with {listed(list(arguments))}" if arguments else "without arguments"
+    ideal = ideal_message(
+        "",
+        f"To {tool.verb} {_a_or_the(tool)} I call {name} {given}.",
+        thinks=thinks,
+        calls=[_written(name, arguments)],
+    )
     call = Step(
         add=(*system, {"role": "user", "content": text}),
         ideal=ideal,
         judge=lambda answer: is_call(answer, name, arguments),
     )
-    return [call, _result_step(results, tool.style, r)] if results else [call]
+    if not results:
+        return [call]
+    return [call, _result_step(results, tool.style, r, thinks=thinks)]
 
 
-def _result_step(results: Sequence[Field], style: str, r: random.Random) -> Step:
+def _result_step(results: Sequence[Field], style: str, r: random.Random, *, thinks: bool) -> Step:
     asked = results[0]
     shown = {key_of(field.words, style): field.value for field in r.sample(results, len(results))}
     return Step(
         add=({"role": "tool", "tool_call_id": "call-0", "content": json.dumps(shown)},),
-        ideal={"role": "assistant", "content": f"The {asked.words} is {asked.value}."},
+        ideal=ideal_message(
+            f"The {asked.words} is {asked.value}.",
+            f"The result has {key_of(asked.words, style)}: {asked.value}.",
+            thinks=thinks,
+        ),
         judge=lambda answer: tells(answer, asked.value),
     )
 
 
-def _plain_step(system: list[Message], r: random.Random) -> Step:
+def _plain_step(system: list[Message], r: random.Random, *, thinks: bool) -> Step:
     """A request that no tool is for."""
     if r.random() < 0.5:
         a, b = r.randint(1, 40), r.randint(1, 40)
         text = r.choice(("What is {} + {}?", "How much is {} plus {}?", "{} + {} = ?"))
         return Step(
             add=(*system, {"role": "user", "content": text.format(a, b)}),
-            ideal={"role": "assistant", "content": f"{a} + {b} = {a + b}"},
+            ideal=ideal_message(f"{a} + {b} = {a + b}", _NO_TOOL, thinks=thinks),
             judge=lambda answer: not answer.calls and last_number(answer.content) == a + b,
         )
     word = f"{r.choice(words.ADJECTIVES)} {r.choice(words.ANIMALS)}"
     text = r.choice(('Say "{}".', 'Repeat after me: "{}"', 'Answer with the words "{}".'))
     return Step(
         add=(*system, {"role": "user", "content": text.format(word)}),
-        ideal={"role": "assistant", "content": word},
+        ideal=ideal_message(word, _NO_TOOL, thinks=thinks),
         judge=lambda answer: tells(answer, word),
     )
 
@@ -214,10 +235,9 @@ def _offered(tool: _Tool, *, describes: bool) -> dict[str, Any]:
     required = [
         key_of(field.words, tool.style) for field in tool.fields if field.words in tool.required
     ]
-    what = with_article(tool.thing) if tool.verb in _MAKING else f"the {tool.thing}"
     function = {
         "name": tool.name,
-        "description": f"{tool.verb.capitalize()} {what}.",
+        "description": f"{tool.verb.capitalize()} {_a_or_the(tool)}.",
         "parameters": object_schema(properties, required),
     }
     return {"type": "function", "function": function}
@@ -228,8 +248,7 @@ def _request(tool: _Tool, told: Sequence[Field], others: Sequence[_Tool], r: ran
     says = words.ACTIONS[tool.verb].split(";")
     is_close = any(other.thing == tool.thing for other in others)
     verb = tool.verb if is_close or r.random() < 0.5 else r.choice(says)
-    what = with_article(tool.thing) if tool.verb in _MAKING else f"the {tool.thing}"
-    do = f"{verb} {what}"
+    do = f"{verb} {_a_or_the(tool)}"
     form = r.choice(("phrase", "sentences", "list", "brackets"))
     fields = r.sample(told, len(told))
     if not fields:
@@ -246,6 +265,10 @@ def _request(tool: _Tool, told: Sequence[Field], others: Sequence[_Tool], r: ran
     elif form == "list":
         text += "".join(f"\n- {said_in_list(field)}" for field in fields)
     return text
+
+
+def _a_or_the(tool: _Tool) -> str:
+    return with_article(tool.thing) if tool.verb in _MAKING else f"the {tool.thing}"
 
 
 def _written(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
