@@ -36,13 +36,13 @@ SPLITS = ("train", "heldout")
 SAMPLE = {"code": 15e6, "docs": 12e6, "prose": 12e6}  # characters the tokenizer learns from
 NEEDLES = {"needle4k": (4096, 8), "needle16k": (16384, 16), "needle32k": (32768, 16)}
 SHARES = {
-    "2048": {"code": 0.30, "docs": 0.17, "prose": 0.17, "chat": 0.08, "tasks": 0.22,
-             "needle4k": 0.06},
-    "4096": {"code": 0.24, "docs": 0.14, "prose": 0.14, "chat": 0.05, "tasks": 0.15,
+    "2048": {"code": 0.34, "docs": 0.16, "prose": 0.12, "chat": 0.06, "tasks": 0.24,
+             "needle4k": 0.08},
+    "4096": {"code": 0.26, "docs": 0.13, "prose": 0.11, "chat": 0.05, "tasks": 0.17,
              "needle4k": 0.28},
-    "16384": {"code": 0.20, "docs": 0.12, "prose": 0.13, "tasks": 0.10, "needle4k": 0.10,
+    "16384": {"code": 0.22, "docs": 0.12, "prose": 0.11, "tasks": 0.10, "needle4k": 0.10,
               "needle16k": 0.35},
-    "32768": {"code": 0.18, "docs": 0.10, "prose": 0.12, "tasks": 0.10, "needle4k": 0.05,
+    "32768": {"code": 0.20, "docs": 0.10, "prose": 0.10, "tasks": 0.10, "needle4k": 0.05,
               "needle16k": 0.10, "needle32k": 0.35},
 }  # fmt: skip
 
