@@ -101,7 +101,7 @@ class DraftStep:
 
     def __call__(self) -> tuple[Tensor, Tensor, Tensor]:
         """Draft loss, confidence loss, agreement by slot; all parameters stepped."""
-        state = State(self.twin.tables(self.ids.shape[1]), [])
+        state = State(self.twin.tables(self.ids.shape[1], self.ids.shape[0]), [])
         state.taps = [self.taps.flatten(0, 1)]
         loss, doubt, agree = _losses(self.twin, self.ids, self.hidden, self.starts, state)
         (loss + 0.2 * doubt).backward()
