@@ -1,113 +1,246 @@
 """Builds the tokenizer, config.json and the packed token files of the demo's training.
 
-    python -m tools.demo.data OUT --docs DIR --aiperf WHEEL --moby TGZ --sotu TGZ
+    python -m tools.demo.fetch DEMO
+    python -m tools.demo.data DEMO
 
-Writes OUT/checkpoint/{tokenizer.json,config.json,generation_config.json}, OUT/data/NAME.bin
-(uint16 tokens) and OUT/data/meta.json. Held out: every 25th document of a source, and dialogues
-of another seed. Read next: `train.py`.
+Writes DEMO/checkpoint/{tokenizer.json,config.json,generation_config.json} and DEMO/data: files
+NAME.SPLIT.bin (uint16 tokens; documents begin with id 0), NAME.SPLIT.loss.bin (uint8, 1 where a
+token is a target; without the file all are), NAME.SPLIT.find.bin (int32, the index in the document
+of the token that this one is copied from, or -1), meta.json and sources.json. Held out: each 40th
+document, whole projects that the table names, and conversations of other seeds. Read next:
+`batches.py`, `carry.py`.
 """
 
 import argparse
 import json
 import pathlib
+import random
+import time
 import zlib
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
-from tools.demo import corpora, dialogues, tokenizer
+import tokenizers
+from tools.demo import batches, clean, corpora, fetch, generated, needles, sources, tokenizer
+from tools.demo.chats import Example
 from tools.demo.config import demo_config
+from tools.demo.corpora import Document
+
+from twinspark.text.tokenizer import SYSTEM, Tokenizer
 
 BOS, EOS = 0, 1
+SPLITS = ("train", "heldout")
+SAMPLE = {"code": 15e6, "docs": 12e6, "prose": 12e6}  # characters the tokenizer learns from
+NEEDLES = {"needle4k": (4096, 8), "needle16k": (16384, 16), "needle32k": (32768, 16)}
+SHARES = {
+    "2048": {"code": 0.30, "docs": 0.17, "prose": 0.17, "chat": 0.08, "tasks": 0.22,
+             "needle4k": 0.06},
+    "4096": {"code": 0.24, "docs": 0.14, "prose": 0.14, "chat": 0.05, "tasks": 0.15,
+             "needle4k": 0.28},
+    "16384": {"code": 0.20, "docs": 0.12, "prose": 0.13, "tasks": 0.10, "needle4k": 0.10,
+              "needle16k": 0.35},
+    "32768": {"code": 0.18, "docs": 0.10, "prose": 0.12, "tasks": 0.10, "needle4k": 0.05,
+              "needle16k": 0.10, "needle32k": 0.35},
+}  # fmt: skip
+
+Texts = list[tuple[sources.Source, list[Document]]]
 
 
-def _held_out(name: str) -> bool:
-    return zlib.crc32(name.encode()) % 25 == 0
+def held_out(source: sources.Source, document: Document) -> bool:
+    """Whether a document is not trained on."""
+    return source.heldout or zlib.crc32(document.name.encode()) % 40 == 0
 
 
-def _pack(texts: Iterable[str], model: Tokenizer, *, wrap: bool) -> np.ndarray:
-    """Token stream of whole documents; `wrap` adds BOS and EOS around each."""
-    stream: list[int] = []
-    batch = list(texts)
-    for at in range(0, len(batch), 512):
-        for item in model.encode_batch(batch[at : at + 512], add_special_tokens=False):
-            stream.extend([BOS, *item.ids, EOS] if wrap else item.ids)
-    return np.array(stream, np.uint16)
+def read_texts(demo: pathlib.Path, table: pathlib.Path) -> Texts:
+    """Documents of all sources, cleaned, near-copies left out.
+
+    Raises:
+        ValueError: an archive is missing or not the table's.
+    """
+    folder = fetch.folder_of(demo)
+    seen, found = clean.Seen(), []
+    report: dict[str, Any] = {}
+    for source in sources.load(table):
+        if not fetch.is_here(source, folder):
+            raise ValueError(
+                f"{folder / source.file} is missing or another; run python -m tools.demo.fetch"
+            )
+        faults: Counter[str] = Counter()
+        documents = corpora.documents(source, folder / source.file, seen, faults)
+        report[source.package] = {"documents": len(documents), "left_out": dict(faults)}
+        found.append((source, documents))
+    _write_json(demo / "data" / "sources.json", report)
+    return found
 
 
-def _sources(args: argparse.Namespace) -> dict[str, list[corpora.Document]]:
-    return {
-        "code": list(corpora.stdlib()),
-        "docs": list(corpora.python_docs(args.docs)),
-        "prose": [
-            *corpora.shakespeare(args.aiperf),
-            *corpora.stdlib_js(args.moby, "moby"),
-            *corpora.stdlib_js(args.sotu, "sotu"),
-        ],
-    }
+def sample(texts: Texts, conversations: Iterable[str]) -> Iterator[str]:
+    """What the tokenizer learns from: so much of each kind, in an order of their hashes."""
+    by_kind: dict[str, list[Document]] = {}
+    for source, documents in texts:
+        for document in documents:
+            if not held_out(source, document):
+                by_kind.setdefault(document.kind, []).append(document)
+    for kind, room in SAMPLE.items():
+        for document in sorted(by_kind[kind], key=lambda d: zlib.crc32(d.name.encode())):
+            if room <= 0:
+                break
+            room -= len(document.text)
+            yield document.text
+    yield from conversations
+
+
+def make_tokenizer(demo: pathlib.Path, texts: Iterable[str]) -> Tokenizer:
+    """Trains the vocabulary; writes it, its token map and the configurations."""
+    checkpoint = demo / "checkpoint"
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    made = tokenizer.train(iter(texts), vocab_size=4096)
+    tokenizer.save(made, str(checkpoint / "tokenizer.json"))
+    made = tokenizers.Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    mapping = tokenizer.token_map(made)
+    np.save(demo / "data" / "token_map.npy", mapping)
+    config = demo_config(
+        compressed_vocab=int(mapping.max()) + 1,
+        noise_token_id=made.token_to_id(SYSTEM),
+        image_token_id=made.token_to_id(tokenizer.TAIL[-1][0]),
+    )
+    _write_json(checkpoint / "config.json", config)
+    generation = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": 2,
+                  "do_sample": True, "temperature": 1.0}  # fmt: skip
+    _write_json(checkpoint / "generation_config.json", generation)
+    return Tokenizer.from_file(checkpoint / "tokenizer.json")
+
+
+def plain_encoder(path: pathlib.Path) -> tokenizers.Tokenizer:
+    """The vocabulary without special tokens: `Tokenizer.encode_plain` for many texts."""
+    parsed = json.loads(path.read_text(encoding="utf-8"))
+    return tokenizers.Tokenizer.from_str(json.dumps({**parsed, "added_tokens": []}))
+
+
+def pack_texts(demo: pathlib.Path, texts: Texts, encoder: tokenizers.Tokenizer) -> dict[str, Any]:
+    """Streams of the documents by kind and split; counts by source into sources.json."""
+    data = demo / "data"
+    report = json.loads((data / "sources.json").read_text())
+    meta: dict[str, Any] = {}
+    files = {(k, s): (data / f"{k}.{s}.bin").open("wb") for k in corpora.KINDS for s in SPLITS}
+    for source, documents in texts:
+        counts: Counter[str] = Counter()
+        for at in range(0, len(documents), 256):
+            batch = documents[at : at + 256]
+            rows = encoder.encode_batch([d.text for d in batch], add_special_tokens=False)
+            for document, row in zip(batch, rows, strict=True):
+                split = SPLITS[held_out(source, document)]
+                array = np.array([BOS, *row.ids, EOS], np.uint16)
+                array.tofile(files[document.kind, split])
+                counts[document.kind] += len(array)
+                entry = meta.setdefault(f"{document.kind}.{split}", Counter())
+                entry.update(documents=1, characters=len(document.text), tokens=len(array))
+        report[source.package]["tokens"] = dict(counts)
+    for file in files.values():
+        file.close()
+    _write_json(data / "sources.json", report)
+    return {name: dict(entry) for name, entry in meta.items()}
+
+
+def pack_examples(data: pathlib.Path, name: str, made: Iterable[Example]) -> dict[str, Any]:
+    """Writes conversations with their targets, and where copied tokens come from."""
+    counts = Counter(documents=0, tokens=0, targets=0, copied=0, replies=0)
+    with (
+        (data / f"{name}.bin").open("wb") as ids,
+        (data / f"{name}.loss.bin").open("wb") as loss,
+        (data / f"{name}.find.bin").open("wb") as find,
+    ):
+        for one in made:
+            one.ids.tofile(ids)
+            one.loss.tofile(loss)
+            one.find.tofile(find)
+            counts.update(
+                documents=1, tokens=len(one.ids), targets=int(one.loss.sum()),
+                copied=int((one.find >= 0).sum()), replies=len(one.replies),
+            )  # fmt: skip
+    return dict(counts)
+
+
+def pack_needles(
+    data: pathlib.Path, model: Tokenizer, tokens: int, *, seed: int = 1
+) -> dict[str, Any]:
+    """Needles of every length class; held-out ones hide in held-out text."""
+    meta = {}
+    for split in SPLITS:
+        streams = needles.Streams.of(
+            {k: batches.read_tokens(data, k, split)[0] for k in corpora.KINDS}
+        )
+        for name, (length, most) in NEEDLES.items():
+            made = needles.examples(
+                length + 1, tokens if split == "train" else tokens // 40,
+                seed + SPLITS.index(split), streams, model, most=most,
+            )  # fmt: skip
+            meta[f"{name}.{split}"] = pack_examples(data, f"{name}.{split}", made)
+    return meta
+
+
+def record(table: pathlib.Path, report: dict[str, Any]) -> None:
+    """Writes the counts of documents and tokens into the table of sources."""
+    known = [
+        sources.counted(
+            source,
+            report[source.package]["documents"],
+            sum(report[source.package]["tokens"].values()),
+        )
+        for source in sources.load(table)
+    ]
+    sources.dump(known, table)
 
 
 def build(args: argparse.Namespace) -> None:
     """Runs the whole preparation."""
-    data, checkpoint = args.out / "data", args.out / "checkpoint"
+    began = time.monotonic()
+    demo, data = args.demo, args.demo / "data"
     data.mkdir(parents=True, exist_ok=True)
-    checkpoint.mkdir(parents=True, exist_ok=True)
-    sources = _sources(args)
-    chats = {
-        "train": list(dialogues.dialogues(args.dialogues, seed=1)),
-        "heldout": list(dialogues.dialogues(args.dialogues // 50, seed=2)),
-    }
-    sample = [t for docs in sources.values() for n, t in docs if not _held_out(n)]
-    plain = [c.replace(dialogues.BOS, "\n") for c in chats["train"][:20000]]
-    model = tokenizer.train(iter([*sample, *plain]), vocab_size=4096)
-    tokenizer.save(model, str(checkpoint / "tokenizer.json"))
-    model = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
-    mapping = tokenizer.token_map(model)
-    config = demo_config(
-        compressed_vocab=int(mapping.max()) + 1,
-        noise_token_id=model.token_to_id(dialogues.SYSTEM),
-        image_token_id=model.token_to_id(tokenizer.TAIL[-1][0]),
-    )
-    (checkpoint / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    generation = {
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        "pad_token_id": 2,
-        "do_sample": True,
-        "temperature": 1.0,
-    }
-    (checkpoint / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
-    np.save(data / "token_map.npy", mapping)
-    meta = {}
-    for name, docs in sources.items():
-        for split, keep in (("train", False), ("heldout", True)):
-            texts = [t for n, t in docs if _held_out(n) == keep]
-            stream = _pack(texts, model, wrap=True)
-            stream.tofile(data / f"{name}.{split}.bin")
-            meta[f"{name}.{split}"] = {
-                "documents": len(texts),
-                "characters": sum(map(len, texts)),
-                "tokens": int(stream.size),
-            }
-    for split, texts in chats.items():
-        stream = _pack(texts, model, wrap=False)
-        stream.tofile(data / f"chat.{split}.bin")
-        meta[f"chat.{split}"] = {
-            "documents": len(texts),
-            "characters": sum(map(len, texts)),
-            "tokens": int(stream.size),
-        }
-    (data / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
-    print(json.dumps(meta, indent=2))
+    seconds: dict[str, float] = {}
+
+    def done(step: str) -> None:
+        seconds[step] = round(time.monotonic() - began, 1)
+        print(f"{seconds[step]:7.1f} s  {step}", flush=True)
+
+    texts = read_texts(demo, args.table)
+    done("texts read")
+    kinds = generated.chat_kinds(fetch.folder_of(demo), sources.load(args.table))
+    r = random.Random(0)
+    talks = list(generated.plain_texts(kinds, args.scale, r))
+    model = make_tokenizer(demo, sample(texts, talks))
+    done("tokenizer trained")
+    meta = pack_texts(demo, texts, plain_encoder(demo / "checkpoint" / "tokenizer.json"))
+    done("texts packed")
+    del texts
+    for name, make in (("chat", generated.chats), ("tasks", generated.tasks)):
+        for split in SPLITS:
+            made = make(split, model, args.scale, kinds)
+            meta[f"{name}.{split}"] = pack_examples(data, f"{name}.{split}", made)
+        done(f"{name} packed")
+    meta |= pack_needles(data, model, int(args.scale * args.needle_tokens))
+    done("needles packed")
+    meta |= {"shares": SHARES, "seconds": seconds}
+    _write_json(data / "meta.json", meta)
+    if args.record:
+        record(args.table, json.loads((data / "sources.json").read_text()))
+    print(json.dumps(meta, indent=1))
+
+
+def _write_json(path: pathlib.Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("out", type=pathlib.Path)
-    for name in ("docs", "aiperf", "moby", "sotu"):
-        parser.add_argument(f"--{name}", type=pathlib.Path, required=True)
-    parser.add_argument("--dialogues", type=int, default=60000)
+    parser.add_argument("demo", type=pathlib.Path)
+    parser.add_argument("--table", type=pathlib.Path, default=sources.TABLE)
+    parser.add_argument("--scale", type=float, default=1.0, help="of the generated data")
+    parser.add_argument("--needle-tokens", type=float, default=12e6, help="of each length class")
+    parser.add_argument("--record", action="store_true", help="write counts into the table")
     build(parser.parse_args())
 
 

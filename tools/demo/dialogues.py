@@ -1,24 +1,21 @@
-"""Generates chat dialogues in the V4.1 prompt format, from seeds.
+"""Generates chat dialogues from seeds: questions, reasoning and answers.
 
-Owns the questions, the answers and the reasoning texts; the chat markers are written by text
-(prompt specification 3 and 4). Does not tokenize. Read next: `data.py`.
+Small chores on lists and texts are in `chores.py`, what follows from WordNet and the World Factbook
+in `knowledge.py`. Does not render: `chats.py` does. Read next: `data.py`.
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from tools.demo import facts
 from tools.demo.functions import FUNCTIONS
 
-BAR, LOW = "\uff5c", "\u2581"
-BOS = f"<{BAR}begin{LOW}of{LOW}sentence{BAR}>"
-EOS = f"<{BAR}end{LOW}of{LOW}sentence{BAR}>"
-SYSTEM, USER, ASSISTANT = f"<{BAR}System{BAR}>", f"<{BAR}User{BAR}>", f"<{BAR}Assistant{BAR}>"
-EFFORT = (
-    "Reasoning Effort: {} (range 1-100, the higher the value, the more thorough the reasoning)\n\n"
-)
+from twinspark.evals.case import Case, Step
+from twinspark.evals.tasks.draw import PLAIN, THINKING
 
 Turn = tuple[str, str, str]  # question, reasoning, answer
+Maker = Callable[[random.Random], Turn]
 
 SYSTEM_TEXTS = (
     "You are a helpful assistant.",
@@ -293,36 +290,37 @@ def memory(r: random.Random) -> Turn:
     )
 
 
-KINDS: tuple[tuple[Callable[[random.Random], Turn], int], ...] = (
-    (greeting, 6), (thanks, 3), (identity, 5), (capital, 12), (arithmetic, 14), (compare, 4),
+KINDS: tuple[tuple[Maker, int], ...] = (
+    (greeting, 6), (thanks, 3), (identity, 5), (capital, 12), (arithmetic, 10), (compare, 4),
     (counting, 6), (parity, 3), (opposite, 6), (definition, 12), (listing, 6), (sequence, 5),
-    (french, 4), (animal, 4), (spelling, 4), (code, 16), (story, 4), (memory, 4),
+    (french, 4), (animal, 4), (spelling, 4), (code, 16), (story, 8), (memory, 4),
 )  # fmt: skip
 
 
-def dialogue(r: random.Random) -> str:
-    """One whole chat as text, BOS to the last EOS; thinking on in about a quarter of them."""
+def dialogue(r: random.Random, kinds: Sequence[tuple[Maker, int]] = KINDS) -> Case:
+    """One whole chat of one to four turns; thinking on in about a quarter of them."""
     thinking = r.random() < 0.25
-    system = r.choice(SYSTEM_TEXTS) if r.random() < 0.3 else ""
-    makers = [k for k, _ in KINDS]
-    weights = [w for _, w in KINDS]
-    count = r.choice((1, 1, 1, 2, 2, 3, 4))
-    text = BOS
-    if thinking or system:
-        text += SYSTEM
+    fields: dict[str, Any] = dict(THINKING if thinking else PLAIN)
     if thinking:
-        text += EFFORT.format(r.choice((50, 75, 75, 75, 100, r.randint(1, 100))))
-    text += system
-    for i in range(count):
-        ask, reason, say = r.choices(makers, weights)[0](r)
-        last = thinking and i == count - 1
-        head = f"<think>{reason}</think>" if last else "</think>"
-        text += f"{USER}{ask}{ASSISTANT}{head}{say}{EOS}"
-    return text
+        fields["reasoning_effort"] = r.choice((50, 75, 75, 75, 100, r.randint(1, 100)))
+    head: tuple[dict[str, Any], ...] = ()
+    if r.random() < 0.3:
+        head = ({"role": "system", "content": r.choice(SYSTEM_TEXTS)},)
+    makers, weights = zip(*kinds, strict=True)
+    steps = []
+    for maker in r.choices(makers, weights, k=r.choice((1, 1, 1, 2, 2, 3, 4))):
+        ask, reason, say = maker(r)
+        ideal: dict[str, Any] = {"role": "assistant", "content": say}
+        if thinking:
+            ideal["reasoning_content"] = reason
+        add = (*head, {"role": "user", "content": ask})
+        steps.append(Step(add=add, ideal=ideal, judge=lambda answer: bool(answer.content)))
+        head = ()
+    return Case(label="chat", steps=tuple(steps), fields=fields)
 
 
-def dialogues(count: int, seed: int) -> Iterator[str]:
+def dialogues(count: int, seed: int, kinds: Sequence[tuple[Maker, int]] = KINDS) -> Iterator[Case]:
     """`count` dialogues of one seed."""
     r = random.Random(seed)
     for _ in range(count):
-        yield dialogue(r)
+        yield dialogue(r, kinds)

@@ -145,3 +145,12 @@ ANIMALS = {
 NAMES = "Anna Ben Clara David Emma Felix Grace Henry Ida Jack Kate Leo Mia Noah Olga Paul".split()
 PLACES = "forest|village|river|mountain|garden|harbour|castle|market|valley|lighthouse".split("|")
 THINGS = "golden key|old map|small boat|red lantern|silver coin|blue stone|wooden box".split("|")
+ORDINALS = "first second third fourth fifth sixth seventh".split()
+JOBS = (
+    "baker|fisher|teacher|farmer|painter|miller|gardener|sailor|shepherd|tailor|doctor|carpenter|"
+    "clock maker|postman|singer|guard"
+).split("|")
+GOALS = (
+    "find the way home|cross the river|help the neighbors|open the old gate|save the harvest|"
+    "bring it back|warn the town|wait for the morning|build a boat|climb the hill"
+).split("|")

@@ -37,7 +37,7 @@ TAIL = (
     (f"<{BAR}deepseek_image{BAR}>", False, False),
 )
 SPLITS = (
-    r"\p{N}{1,3}",
+    r"\p{N}",  # V4.1 takes up to three digits; one by one a small model can learn sums
     "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
     "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
     "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",

@@ -1,0 +1,83 @@
+"""The generated conversations of training: chats, and the tasks' cases of training seeds.
+
+How many of each, and of which seeds. Read next: `data.py`.
+"""
+
+import pathlib
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from tools.demo import chores, dialogues, knowledge, sources
+from tools.demo.chats import Example, example, mark_copies
+from tools.demo.dialogues import Maker
+
+from twinspark.evals.case import Case, Task
+from twinspark.evals.tasks.examples import TRAINING_SEEDS, turns
+from twinspark.evals.tasks.needle import Needle
+from twinspark.evals.tasks.sums import Sums
+from twinspark.text.tokenizer import Tokenizer
+
+Kinds = Sequence[tuple[Maker, int]]
+SEEDS = {"train": TRAINING_SEEDS, "heldout": 2 * TRAINING_SEEDS}
+CHATS = 80_000
+COPYING = ("needle", "tools", "json")  # tasks whose replies repeat parts of the prompt
+HELD_OUT = 0.02  # as many as this of the training conversations
+MOST_TOKENS = 2048
+
+
+def task_numbers() -> tuple[tuple[Task, int], ...]:
+    """The tasks, and how many cases of each are trained on."""
+    return ((Sums(), 60_000), (Needle((640, 1024, 1536)), 6_000))
+
+
+def chat_kinds(archives: pathlib.Path, known: Iterable[sources.Source]) -> Kinds:
+    """All kinds of chat turns with their weights. Errors as `knowledge.makers`."""
+    return [*dialogues.KINDS, *chores.KINDS, *knowledge.makers(archives, known)]
+
+
+def chats(split: str, model: Tokenizer, scale: float, kinds: Kinds) -> Iterator[Example]:
+    """Chats of a split."""
+    for case in dialogues.dialogues(_number(CHATS, split, scale), SEEDS[split], kinds):
+        yield example(case, model)
+
+
+def tasks(split: str, model: Tokenizer, scale: float, kinds: Kinds = ()) -> Iterator[Example]:
+    """The tasks' cases of a split, in turn, none longer than MOST_TOKENS."""
+    for task, case in _shuffled(split, scale, lambda text: len(model.encode_plain(text))):
+        made = example(case, model)
+        if len(made.ids) <= MOST_TOKENS:
+            if task.name in COPYING:
+                mark_copies(made)
+            yield made
+
+
+def plain_texts(kinds: Kinds, scale: float, r: random.Random) -> Iterator[str]:
+    """What the tokenizer sees of conversations: plain segments of some of them."""
+    cases = list(dialogues.dialogues(int(8_000 * scale) or 50, r.randrange(1 << 30), kinds))
+    cases += [case for _, case in _shuffled("train", scale / 12, lambda text: len(text) // 3)]
+    for case in cases:
+        last = turns(case)[-1]
+        for segment in (*last.prompt.segments, *last.reply):
+            if not segment.special:
+                yield segment.text
+
+
+def _number(full: int, split: str, scale: float) -> int:
+    return max(int(full * scale * (1 if split == "train" else HELD_OUT)), 4)
+
+
+def _shuffled(
+    split: str, scale: float, count_tokens: Callable[[str], int]
+) -> Iterator[tuple[Task, Case]]:
+    """Cases of all tasks in a drawn order of the tasks."""
+    running = [
+        (task, task.cases(number, SEEDS[split], count_tokens), number)
+        for task, full in task_numbers()
+        for number in (_number(full, split, scale),)
+    ]
+    r = random.Random(f"tasks/{split}")
+    order = [n for n, (_, _, number) in enumerate(running) for _ in range(number)]
+    r.shuffle(order)
+    for n in order:
+        task, cases, _ = running[n]
+        yield task, next(cases)
