@@ -180,7 +180,7 @@ def acceptance(twin: Twin, texts: Tensor, given: Tensor) -> dict[str, Any]:
     batch, length = texts.shape
     state = twin.start(full)
     twin.hidden(full, state)
-    starts = torch.arange(1, length - size, device=texts.device).expand(batch, -1)
+    starts = torch.arange(1, length - size, device=texts.device).repeat(batch, 1)
     drafts, _, sure = draft_greedy(twin, full, starts, state)
     drafts, sure = drafts.view(batch, -1, size), sure.view(batch, -1, size)
     follow = torch.stack([texts[:, 2 + j : length - size + 1 + j] for j in range(size)], -1)

@@ -26,7 +26,7 @@ from tools.demo.train_draft import DraftPlan
 SMALL: dict[str, Any] = {
     "hidden_size": 128, "num_attention_heads": 2, "q_lora_rank": 128, "o_lora_rank": 128,
     "sliding_window": 16, "index_topk": 16, "candidate_topk_blocks": 8, "n_routed_experts": 2,
-    "num_experts_per_tok": 1, "moe_intermediate_size": 128, "engram_n_heads": 2,
+    "num_experts_per_tok": 1, "moe_intermediate_size": 128,
     "engram_vocab_size": 100, "dspark_n_routed_experts": 2, "dspark_num_experts_per_tok": 1,
     "dspark_markov_rank": 32, "hc_sinkhorn_iters": 4,
 }  # fmt: skip

@@ -105,7 +105,7 @@ class Twin:
         self.text = config["text_config"]
         self.device = device
         self.params: Params = {}
-        self.token_map = token_map.to(device)
+        self.token_map = token_map.long().to(device)  # products of hashing need 64 bits
         self.primes = torch.tensor(engram_primes(self.text), device=device)
         offsets = F.pad(self.primes.cumsum(1), (1, 0))[:, :-1]
         self.offsets = offsets
