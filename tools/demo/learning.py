@@ -31,8 +31,8 @@ SIZES: dict[str, Any] = SMALL | {  # fewer and narrower layers: minutes on one c
     "q_lora_rank": 64, "o_lora_rank": 64, "o_groups": 1,
     "compress_ratios": [0, 0, 2, 1, 1, 0, 0, 0],
     "kv_source_layer_ids": [2, 3], "index_source_layer_ids": [2, 3, 4],
-    "candidate_source_layer_id": 3, "index_head_dim": 64, "index_topk": 32,
-    "candidate_topk_blocks": 16, "moe_intermediate_size": 64, "engram_layer_ids": [1],
+    "candidate_source_layer_id": 3, "index_head_dim": 64, "index_topk": 16,
+    "candidate_topk_blocks": 8, "moe_intermediate_size": 64, "engram_layer_ids": [1],
     "dspark_target_layer_ids": [2, 3, 4], "hc_mult": 2, "hc_sinkhorn_iters": 3,
 }  # fmt: skip
 
@@ -57,7 +57,7 @@ def documents(language: Language, count: int, length: int, questions: int) -> tu
 
 def right(twin: Twin, length: int, questions: int, *, long: bool) -> dict[str, float]:
     """Answers right, and copied rows chosen by the two last index sources, on fresh documents."""
-    ids, _, find = documents(Language(99), 8, length, questions)
+    ids, _, find = documents(Language(99, key_tokens=1), 8, length, questions)
     _, ok, _ = token_scores(twin, ids, long=long)
     pairs = ok[find >= 0].view(-1, 2).all(-1).float().mean().item()
     state = twin.start(ids[:, :-1])
@@ -76,7 +76,7 @@ def learn(args: argparse.Namespace, weights: dict[str, float]) -> list[dict[str,
     """Trains for a time; the curve."""
     twin = small_twin(SIZES | ({"index_n_heads": args.heads} if args.heads else {}))
     optimizer = Optimizer(twin.params, list(twin.params))
-    language, curve = Language(1), []
+    language, curve = Language(1, key_tokens=1), []
     began, step, progress = time.process_time(), 0, 0.0
     while progress < 1:
         ids, loss, find = documents(language, args.batch, args.length, args.questions)
@@ -112,9 +112,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=300, help="of one core")
-    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--questions", type=int, default=12)
+    parser.add_argument("--questions", type=int, default=8)
     parser.add_argument("--heads", type=int, default=0)
     parser.add_argument("--log-every", type=int, default=50)
     parser.add_argument("--long", action="store_true", help="the long form")

@@ -70,10 +70,10 @@ def small_config() -> dict[str, Any]:
 class Language:
     """Documents of a small language, by seed."""
 
-    def __init__(self, seed: int, words: int = 64, keys: int = 32) -> None:
+    def __init__(self, seed: int, words: int = 64, keys: int = 32, key_tokens: int = 2) -> None:
         self.random = np.random.default_rng(seed)
         grammar = np.random.default_rng(5)
-        self.words, self.keys = words, keys
+        self.words, self.keys, self.key_tokens = words, keys, key_tokens
         self.after = grammar.integers(0, words, (words, 4))  # each word has four followers
 
     def filler(self, count: int) -> list[int]:
@@ -86,13 +86,14 @@ class Language:
 
     def needles(self, size: int, questions: int) -> tuple[list[int], list[int], list[int]]:
         """ids, loss mask and find of a document with facts and questions on them at its end."""
-        names = self.random.choice(self.keys**2, questions, replace=False)
+        width = self.key_tokens
+        names = self.random.choice(self.keys**width, questions, replace=False)
         values = self.random.integers(0, self.words, (questions, 2))
         facts = []
         for name, value in zip(names.tolist(), values.tolist(), strict=True):
-            key = [400 + name // self.keys, 450 + name % self.keys]
+            key = [400 + 50 * n + name // self.keys**n % self.keys for n in range(width)]
             facts.append(([FACT, *key, IS, *(500 + v for v in value)], key))
-        room = size - 1 - 6 * questions - 6 * questions
+        room = size - 1 - 2 * (width + 4) * questions
         cuts = np.sort(self.random.integers(0, max(room, 1), questions))
         ids, begins = [BOS], []
         last = 0
@@ -105,9 +106,9 @@ class Language:
         loss, find = [1] * len(ids), [-1] * len(ids)
         for n in self.random.permutation(questions).tolist():
             fact, key = facts[n]
-            ids += [ASK, *key, IS, *fact[4:]]
-            loss += [0, 0, 0, 0, 1, 1]
-            find += [-1] * 4 + [begins[n] + 4, begins[n] + 5]
+            ids += [ASK, *key, IS, *fact[width + 2 :]]
+            loss += [0] * (width + 2) + [1, 1]
+            find += [-1] * (width + 2) + [begins[n] + width + 2, begins[n] + width + 3]
         loss[0] = 0
         return ids, loss, find
 
