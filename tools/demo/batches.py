@@ -69,6 +69,7 @@ class Batches:
         self._drawn: dict[str, int] = {}
         self._owed: dict[str, float] = {}
         self._windows: dict[tuple[str, int], _Windows] = {}
+        self._epochs: dict[str, tuple[int, tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
 
     def mixed(self, count: int, length: int, shares: Mapping[str, float]) -> Batch:
         """Windows of several sources.
@@ -95,9 +96,10 @@ class Batches:
     def draw(self, name: str, count: int, length: int) -> Batch:
         """The next windows of one source. Errors as `mixed`."""
         found = self._windows.get((name, length)) or self._load(name, length)
+        key = f"{name}.{length}"
         if found.starts is not None:
-            return self._cut(found, self._offsets(name, count, length, found), length)
-        rows = self._order(name, count, length, len(found.ids)).to(self.device)
+            return self._cut(found, self._offsets(key, count, length, found), length)
+        rows = torch.from_numpy(self._places(key, count, len(found.ids))[0]).to(self.device)
         ids = found.ids[rows].long() & 0xFFFF
         loss = found.loss[rows] if found.loss is not None else (ids != BOS) & (ids != PAD)
         find = found.find[rows].long() if found.find is not None else torch.full_like(ids, -1)
@@ -121,34 +123,44 @@ class Batches:
         """Forgets the windows of a length that is not drawn any more."""
         self._windows = {key: value for key, value in self._windows.items() if key[1] != length}
 
-    def _order(self, name: str, count: int, length: int, total: int) -> Tensor:
-        """Numbers below `total`, each once an epoch, in an order of the seed."""
-        key = f"{name}.{length}"
+    def _places(self, key: str, count: int, total: int) -> tuple[np.ndarray, ...]:
+        """The next `count` of the endless epochs of a source.
+
+        Returns:
+            Window numbers below `total`, each once an epoch; the epoch's phase in [0, 1); and
+            another draw in [0, 1) for each window.
+        """
         first = self._drawn.get(key, 0)
         self._drawn[key] = first + count
-        epochs = range(first // total, (first + count - 1) // total + 1)
-        numbers = np.concatenate([self._generator(key, e).permutation(total) for e in epochs])
-        begin = first - epochs[0] * total
-        return torch.from_numpy(numbers[begin : begin + count])
+        at = first + np.arange(count)
+        epochs = [self._epoch(key, int(e), total) for e in np.unique(at // total)]
+        which, inside = at // total - first // total, at % total
+        return tuple(
+            np.array([epochs[e][part][n] for e, n in zip(which, inside, strict=True)])
+            for part in range(3)
+        )
+
+    def _epoch(self, key: str, epoch: int, total: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        known = self._epochs.get(key)
+        if known is None or known[0] != epoch:
+            r = self._generator(key, epoch)
+            phase = np.full(total, r.random())
+            known = epoch, (r.permutation(total), phase, r.random(total))
+            self._epochs[key] = known
+        return known[1]
 
     def _generator(self, key: str, epoch: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, zlib.crc32(key.encode()), epoch])
 
-    def _offsets(self, name: str, count: int, length: int, found: _Windows) -> np.ndarray:
+    def _offsets(self, key: str, count: int, length: int, found: _Windows) -> np.ndarray:
         """Where windows of a stream begin; a third moves on to the next document."""
         size, starts = len(found.ids), found.starts
         assert starts is not None
-        total = (size - 1) // length - 1
-        first = self._drawn.get(f"{name}.{length}", 0)
-        order = self._order(name, count, length, total).numpy()
-        epochs = (first + np.arange(count)) // total
-        phases = {e: self._generator(f"{name}.{length}.phase", int(e)) for e in np.unique(epochs)}
-        drawn = {e: (g.integers(length), g.random(total)) for e, g in phases.items()}
-        offset = order * length + np.array([drawn[e][0] for e in epochs])
-        moved = np.array([drawn[e][1][n] for e, n in zip(epochs, order, strict=True)]) < ALIGNED
+        numbers, phase, chance = self._places(key, count, (size - 1) // length - 1)
+        offset = numbers * length + (phase * length).astype(np.int64)
         after = starts[np.minimum(np.searchsorted(starts, offset), len(starts) - 1)]
         fits = (after >= offset) & (after + length < size)
-        return np.where(moved & fits, after, offset)
+        return np.where((chance < ALIGNED) & fits, after, offset)
 
     def _cut(self, found: _Windows, offsets: np.ndarray, length: int) -> Batch:
         index = torch.from_numpy(offsets).to(self.device)[:, None]

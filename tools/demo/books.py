@@ -32,13 +32,6 @@ def _parts(name: str, text: str, size: int = PART) -> Texts:
         yield f"{name}/{number}", "".join(part)
 
 
-def shakespeare(files: Files) -> Texts:
-    """The works of Shakespeare as the aiperf wheel has them."""
-    for name, data in files:
-        if name.endswith("shakespeare.txt"):
-            yield from _parts("shakespeare", data.decode("utf-8"))
-
-
 def plain(files: Files) -> Texts:
     """Text files."""
     for name, data in files:
@@ -231,7 +224,6 @@ def devil(files: Files) -> Texts:
 
 
 READERS: dict[str, Callable[[Files], Texts]] = {
-    "shakespeare": shakespeare,
     "plain": plain,
     "chapters": chapters,
     "austen": austen,

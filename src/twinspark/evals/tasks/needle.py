@@ -11,7 +11,13 @@ from dataclasses import dataclass
 
 from twinspark.evals.case import Answer, Case, CountTokens, Step
 from twinspark.evals.tasks import filler, words
-from twinspark.evals.tasks.draw import PLAIN, case_random
+from twinspark.evals.tasks.draw import (
+    case_random,
+    ideal_message,
+    listed,
+    switch,
+    without_thousands,
+)
 
 LENGTHS = (1024, 4096, 16384, 32768)
 SHORTEST = 512
@@ -60,7 +66,6 @@ _INTRODUCTIONS = (
     "Answer only from this text.",
 )
 _WORD_KINDS = ("password", "code word", "secret word", "codename", "watchword", "pass phrase")
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +121,10 @@ class Needle:
     name = "needle"
     summary = "find a fact in a long text"
 
-    def __init__(self, lengths: Sequence[int] = LENGTHS) -> None:
+    def __init__(self, lengths: Sequence[int] = LENGTHS, *, thinks: bool = False) -> None:
         """Lengths are tokens of a prompt, each at least `SHORTEST`.
+
+        With thinking, ideals first repeat the sentence that says it.
 
         Raises:
             ValueError: there are none, one is too short or stands twice.
@@ -128,12 +135,14 @@ class Needle:
                 f"lengths are {list(lengths)}, expected different numbers of at least {SHORTEST}"
             )
         self.lengths = tuple(lengths)
+        self.thinks = thinks
 
     def cases(self, num: int, seed: int, count_tokens: CountTokens) -> Iterator[Case]:
         """As `case.Task`; a prompt is at most 2 % shorter than its length, and never longer."""
         for index in range(num):
             length = self.lengths[index % len(self.lengths)]
-            yield case_of(self.haystack(index, seed, count_tokens), length)
+            stack = self.haystack(index, seed, count_tokens)
+            yield case_of(stack, length, thinks=self.thinks)
 
     def haystack(self, index: int, seed: int, count_tokens: CountTokens) -> Haystack:
         """What case `index` of a seed asks, with the places of its values."""
@@ -200,7 +209,7 @@ def question(asked: Sequence[Fact], r: random.Random) -> str:
         return r.choice(_QUESTIONS).format(kind=asked[0].kind, place=asked[0].place)
     parts = [f"the {fact.kind} of the {fact.place}" for fact in asked]
     lead = r.choice(("What are {}?", "Tell me {}.", "I need {}.", "Please find {}."))
-    return lead.format(" and ".join([", ".join(parts[:-1]), parts[-1]]))
+    return lead.format(listed(parts))
 
 
 def reply(asked: Sequence[Fact]) -> str:
@@ -214,7 +223,7 @@ def is_right(content: str, asked: Sequence[Fact], others: Sequence[Fact]) -> boo
     Values belong to keys by their order: that of the keys in the answer where it names all of
     them, else that of the question.
     """
-    text = _THOUSANDS.sub("", content.casefold())
+    text = without_thousands(content.casefold())
     places = [_find(text, fact.value) for fact in asked]
     if -1 in places or any(_find(text, fact.value) >= 0 for fact in others):
         return False
@@ -250,7 +259,7 @@ def build(r: random.Random, length: int, count_tokens: CountTokens) -> Haystack:
     raise ValueError(f"no text of {length} tokens was found; is the count of tokens right?")
 
 
-def case_of(haystack: Haystack, length: int) -> Case:
+def case_of(haystack: Haystack, length: int, *, thinks: bool = False) -> Case:
     """A haystack as a case."""
     asked, others = haystack.asked, haystack.others
 
@@ -262,12 +271,14 @@ def case_of(haystack: Haystack, length: int) -> Case:
         steps=(
             Step(
                 add=({"role": "user", "content": haystack.prompt},),
-                ideal={"role": "assistant", "content": reply(asked)},
+                ideal=ideal_message(
+                    reply(asked), " ".join(fact.statement for fact in asked), thinks=thinks
+                ),
                 judge=judge,
             ),
         ),
-        fields=PLAIN,
-        max_tokens=96,
+        fields=switch(thinks=thinks),
+        max_tokens=96 + 1024 * thinks,
     )
 
 

@@ -6,10 +6,9 @@ The ideal reasoning goes digit by digit as on paper; `effort.py` uses the same s
 import random
 from collections.abc import Iterator
 from itertools import zip_longest
-from typing import Any
 
 from twinspark.evals.case import Answer, Case, CountTokens, Step
-from twinspark.evals.tasks.draw import PLAIN, THINKING, case_random, last_number, plural
+from twinspark.evals.tasks.draw import case_random, ideal_message, last_number, plural, switch
 from twinspark.evals.tasks.words import NAMES, THINGS
 
 LABELS = ("thinking", "plain")
@@ -123,21 +122,23 @@ def _case(label: str, r: random.Random) -> Case:
     elif sign == "-":
         a, b = max(a, b), min(a, b)
     result = {"+": a + b, "-": a - b, "*": a * b}[sign]
-    ideal: dict[str, Any] = {"role": "assistant", "content": f"{a} {sign} {b} = {result}"}
-    if label == "thinking":
-        work = {"+": added, "-": subtracted, "*": multiplied}[sign]
-        ideal["reasoning_content"] = f"{a} {sign} {b}. {work(a, b)}"
+    work = {"+": added, "-": subtracted, "*": multiplied}[sign]
+    thinks = label == "thinking"
     return Case(
         label=label,
         steps=(
             Step(
                 add=({"role": "user", "content": _question(r, sign, a, b)},),
-                ideal=ideal,
+                ideal=ideal_message(
+                    f"{a} {sign} {b} = {result}",
+                    f"{a} {sign} {b}. {work(a, b)}",
+                    thinks=thinks,
+                ),
                 judge=lambda answer: is_number(answer, result),
             ),
         ),
-        fields=THINKING if label == "thinking" else PLAIN,
-        max_tokens=1024 if label == "thinking" else 256,
+        fields=switch(thinks=thinks),
+        max_tokens=1024 if thinks else 256,
     )
 
 

@@ -150,8 +150,8 @@ LIST_FIELDS = {
 """Fields that hold several words, with the words."""
 
 INTEGER_FIELDS = (
-    "count year quantity age floor pages minutes hours seats copies days rank level score size "
-    "length width points wheels rooms volume stock"
+    "count year quantity age floor page minute hour seat copy day rank level score size length "
+    "width point wheel room volume stock capacity mass row column"
 ).split()
 
 NUMBER_FIELDS = (
@@ -172,7 +172,7 @@ CHOICE_FIELDS = {
     "format": "text table picture sound",
     "stage": "draft review final",
     "class": "first second third",
-    "speed_mode": "slow medium fast turbo",
+    "pace": "slow medium fast turbo",
     "unit": "meters feet miles inches",
     "finish": "matte glossy rough polished",
     "language": "English French German Spanish",
