@@ -5,7 +5,7 @@ steps), and what a saved run holds. Read next: `curriculum.py`, `train.py`.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -114,11 +114,14 @@ class Backbone:
         )
         return total, [ce, index, find, copy], state.loads
 
-    def use(self, batches: Any, plan: Plan) -> None:
-        """The tokens to train on, once they are there."""
+    def use(self, batches: Any, plan: Plan, forms: Sequence[Form] = ()) -> None:
+        """The tokens to train on, once they are there; what `forms` read is loaded now."""
         self.batches, self.plan = batches, plan
-        if self.drawn is not None:
-            batches.restore(self.drawn)
+        state = batches.state()
+        for length in {form.length for form in forms}:
+            for name in plan.sources(length):
+                batches.draw(name, 1, length)
+        batches.restore(self.drawn or state)
 
     def step(self, form: Form) -> Tensor:
         """One step on the form's inputs; METRICS as a tensor."""

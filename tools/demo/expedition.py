@@ -30,7 +30,7 @@ from tools.demo.decode import Decoder, continue_texts
 from tools.demo.train_draft import DraftPlan, draw_texts, freeze
 from tools.demo.twin import Twin
 
-BREAK = 0.44  # progress at the end of A: before the first long window is needed
+BREAK = 0.42  # progress at the end of A: before the first long window is needed
 PART_BYTES = 15_000_000
 BEGAN = time.monotonic()
 
@@ -92,8 +92,7 @@ class Expedition:
     def backbone(self, name: str) -> None:
         """A or B: as far as its time allows, and the checkpoint of what there is."""
         child = self.unpack()
-        if not self.args.rehearsal:
-            demo_config.refresh(self.demo / "checkpoint")
+        self.settle_config()
         end = BREAK if name == "A" else 1.0
         more = ["--resume"] if (self.work / "state.pt").is_file() else []
         if child is not None:
@@ -104,6 +103,14 @@ class Expedition:
             raise RuntimeError(f"unpacking {self.args.carry} failed")
         self.carry_away([*self.checkpoint_files("backbone"), self.work / "log.jsonl"])
 
+    def settle_config(self) -> None:
+        """WORK/config.json with today's sizes: unpacking may write DEMO's at any time."""
+        path = self.work / "config.json"
+        if not path.is_file():
+            shutil.copy(self.demo / "checkpoint" / "config.json", path)
+            if not self.args.rehearsal:
+                demo_config.refresh(self.work)
+
     def train(self, command: str, until: str, *more: str) -> None:
         """One call of the trainer."""
         every = ["--log-every", "5"] if self.args.rehearsal else ["--log-every", "25"]
@@ -113,7 +120,8 @@ class Expedition:
             every += ["--save-seconds", "2", "--eval-seconds", "15"]
         flags = [f"--no-{n}" for n in ("compile", "graph") if not getattr(self.args, n)]
         where = [str(self.demo), "--out", str(self.work), "--device", self.args.device]
-        plan = ["--rehearsal"] if self.args.rehearsal else []
+        plan = ["--config", str(self.work / "config.json")]
+        plan += ["--rehearsal"] if self.args.rehearsal else []
         self.python("train", command, *where, "--until", until, *every, *flags, *plan, *more)
 
     def checkpoint_files(self, stem: str) -> list[Path]:
@@ -146,14 +154,30 @@ class Expedition:
             more = ["--resume"] if (self.work / "drafts.pt").is_file() else []
             self.train("drafts", str(max(5.0, self.left() * share)), *more)
         write_index(wanted)
+        calibration = self.start_calibration()
         self.once("drafts.json", self.judge_drafts)
         self.carry_away([*self.checkpoint_files("mtp"), self.work / "log.jsonl"])
-        self.make_packs()
         self.once("ablations.json", self.judge_ablations)
+        if calibration.wait() != 0:
+            raise RuntimeError(f"calibration ended with {calibration.returncode}")
+        self.make_packs()
         for width in self.args.widths.split(","):
             if self.left() > 20 or self.args.rehearsal:
                 self.once(f"retention-{width}.json", lambda w=width: self.judge_pack(w))
         self.results()
+
+    def start_calibration(self) -> subprocess.Popen[bytes]:
+        """Hessians on the CPU, beside evaluations on the GPU."""
+        share = "0.05" if self.args.rehearsal else "0.6"
+        where = [str(self.work / "checkpoint"), str(self.demo / "data"), str(self.hessians)]
+        if self.hessians.is_file():
+            return subprocess.Popen(["true"])
+        return self.python("packs", "calibrate", *where, "--share", share, wait=False)
+
+    @property
+    def hessians(self) -> Path:
+        """Where the calibration is kept."""
+        return self.work / "hessians.pt"
 
     def once(self, name: str, make: Callable[[], dict[str, Any]]) -> None:
         """Writes WORK/results/NAME unless it is there; a failure costs this result only."""
@@ -230,16 +254,15 @@ class Expedition:
         if not left:
             return
         checkpoint = packs.open_pack(self.work / "checkpoint")
-        began = time.monotonic()
-        share = 0.05 if self.args.rehearsal else 1.0
-        calibration = packs.calibrated(checkpoint, self.demo / "data", share=share)
-        self.note("calibrated", tokens=calibration.tokens, seconds=round(time.monotonic() - began))
+        calibration = packs.load_calibration(self.hessians)
+        self.note("calibrated", tokens=calibration.tokens)
+        limit = 50_000 if self.args.rehearsal else 0  # a CPU would take hours for all
         for width in left:
             shutil.rmtree(folder / width, ignore_errors=True)
             self.once(
                 f"pack-{width}.json",
                 lambda w=width: packs.make_pack(
-                    checkpoint, folder / w, w, calibration, self.args.device
+                    checkpoint, folder / w, w, calibration, self.args.device, limit=limit
                 ),
             )
 

@@ -1,10 +1,12 @@
 """The trained checkpoint as EXL3 packs of several widths, and packs back as twin parameters.
 
-    python -m tools.demo.packs CHECKPOINT DATA OUT [--widths 2,3,4,6,mix] [--device cuda]
+    python -m tools.demo.packs calibrate CHECKPOINT DATA HESSIANS [--share 1.0]
+    python -m tools.demo.packs quantize CHECKPOINT HESSIANS OUT [--widths 2,3,4,6,mix]
 
-One calibration serves all widths. A whole number gives every matrix that width but the head, which
-has 6; `mix` is the demo pack: widths by sensitivity, as many bits as MAX_BYTES allow. Read next:
-`make_pack.py`, `src/twinspark/quantize/pipeline.py`.
+One calibration (on the CPU, so it can run beside work on a GPU) serves all widths. A whole number
+gives every matrix that width but the head, which has 6; `mix` is the demo pack: widths by
+sensitivity, as many bits as MAX_BYTES allow. Read next: `make_pack.py`,
+`src/twinspark/quantize/pipeline.py`.
 """
 
 import argparse
@@ -14,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tools.demo.checkpoint import from_release
 from tools.demo.make_pack import LENGTH, MAX_BYTES, RULES, SOURCES, largest_budget, sequences
@@ -27,6 +30,7 @@ from twinspark.pack.weights import PackWeights
 from twinspark.quantize.batch import run_jobs
 from twinspark.quantize.calibrate import Calibration, calibrate
 from twinspark.quantize.convert import matrix_names
+from twinspark.quantize.hessian import Hessian
 from twinspark.quantize.matrix import QuantizeOptions
 from twinspark.quantize.pipeline import (
     QuantizePlan,
@@ -58,12 +62,24 @@ def widths_of(checkpoint: Pack, width: str, calibration: Calibration | None) -> 
 
 
 def make_pack(
-    checkpoint: Pack, out: Path, width: str, calibration: Calibration, device: str
+    checkpoint: Pack,
+    out: Path,
+    width: str,
+    calibration: Calibration,
+    device: str,
+    *,
+    limit: int = 0,
 ) -> dict[str, Any]:
-    """Quantizes into the new folder `out`; bytes, seconds and the quantizer's report."""
+    """Quantizes into the new folder `out`; bytes, seconds and the quantizer's report.
+
+    `limit`: only the first matrices up to so many weights, for rehearsals; the others stay plain.
+    """
     began = time.monotonic()
     widths = widths_of(checkpoint, width, calibration)
     jobs = list(make_jobs(checkpoint, widths, calibration))
+    if limit:
+        total = np.cumsum([j.weight_KN.numel() for j in jobs])
+        jobs = jobs[: max(1, int(np.searchsorted(total, limit)))]
     results = run_jobs(jobs, QuantizeOptions(device=device, sample_tiles=SAMPLE_TILES))
     write_quantized(checkpoint, out, results, [range(LENGTH)] * calibration.sequences)
     size = sum(p.stat().st_size for p in out.iterdir())
@@ -116,19 +132,44 @@ def _dense(weights: PackWeights, spec: LinearSpec) -> Tensor:
     return torch.cat(parts).contiguous()
 
 
+def save_calibration(found: Calibration, path: Path) -> None:
+    """Hessians as a file of tensors."""
+    hessians = {n: (h.moment_KK, h.rows) for n, h in found.hessians.items()}
+    kept = {"hessians": hessians, "rows": found.rows, "tokens": found.tokens}
+    torch.save(kept | {"sequences": found.sequences}, path)
+
+
+def load_calibration(path: Path) -> Calibration:
+    """What save_calibration wrote."""
+    kept = torch.load(path, weights_only=True)
+    hessians = {n: Hessian(moment, rows) for n, (moment, rows) in kept["hessians"].items()}
+    return Calibration(hessians, kept["rows"], kept["tokens"], kept["sequences"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--widths", default=",".join(WIDTHS))
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    commands = parser.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("calibrate")
+    two = commands.add_parser("quantize")
+    for command, fields in (
+        (one, ("checkpoint", "data", "hessians")),
+        (two, ("checkpoint", "hessians", "out")),
+    ):
+        for field in fields:
+            command.add_argument(field, type=Path)
+    one.add_argument("--share", type=float, default=1.0, help="of the calibration text")
+    two.add_argument("--widths", default=",".join(WIDTHS))
+    two.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
     checkpoint = open_pack(args.checkpoint)
-    calibration = calibrated(checkpoint, args.data)
+    if args.command == "calibrate":
+        found = calibrated(checkpoint, args.data, share=args.share)
+        save_calibration(found, args.hessians)
+        return
+    calibration = load_calibration(args.hessians)
     for width in args.widths.split(","):
-        found = make_pack(checkpoint, args.out / width, width, calibration, args.device)
-        print(width, json.dumps({k: v for k, v in found.items() if k != "report"}), flush=True)
+        made = make_pack(checkpoint, args.out / width, width, calibration, args.device)
+        print(width, json.dumps({k: v for k, v in made.items() if k != "report"}), flush=True)
 
 
 if __name__ == "__main__":

@@ -56,10 +56,12 @@ def restrict(plan: Plan, names: list[str]) -> Plan:
 class Run:
     """What every command needs: twin, tokens, log."""
 
-    def __init__(self, demo: pathlib.Path, out: pathlib.Path, device: str) -> None:
+    def __init__(
+        self, demo: pathlib.Path, out: pathlib.Path, device: str, config: pathlib.Path | None
+    ) -> None:
         self.demo, self.out, self.device = demo, out, device
         self.out.mkdir(parents=True, exist_ok=True)
-        self.config = json.loads((demo / "checkpoint/config.json").read_text())
+        self.config = json.loads((config or demo / "checkpoint/config.json").read_text())
         token_map = torch.from_numpy(np.load(demo / "data/token_map.npy"))
         self.twin = Twin(self.config, token_map, device)
 
@@ -102,7 +104,8 @@ class Run:
                 old.unlink()
             names = checkpoint.save(part, folder, stem, limit=PART_BYTES)
             self.log("saved", files=names)
-        for name in ("config.json", *checkpoint.TEXT_FILES):
+        (folder / "config.json").write_text(json.dumps(self.config, indent=2) + "\n")
+        for name in checkpoint.TEXT_FILES:
             source = self.demo / "checkpoint" / name
             if source.is_file():
                 (folder / name).write_bytes(source.read_bytes())
@@ -137,9 +140,11 @@ def backbone(run: Run, args: argparse.Namespace, plan: Plan) -> None:
     if args.wait:
         _wait(args.wait, 300)
         plan = restrict(plan, present(run.demo / "data", "train"))
-    trainer.use(run.batches("train", 11), plan)
+    began = time.monotonic()
+    trainer.use(run.batches("train", 11), plan, plan.forms(trainer.at.progress, args.to))
     heldout = run.batches("heldout", 12)
-    run.log("data", sources=present(run.demo / "data", "train"))
+    run.log("data", sources=present(run.demo / "data", "train"),
+            seconds=round(time.monotonic() - began, 1))  # fmt: skip
     pace = Pace(args.to, BEGAN + args.until, args.steps, args.stop_after)
     trainer.train(pace, state, lambda: _quietly(run, heldout, plan))
     run.log("backbone", **{k: v for k, v in vars(trainer.at).items() if k != "credit"})
@@ -177,6 +182,7 @@ def parser() -> argparse.ArgumentParser:
         one = commands.add_parser(name)
         one.add_argument("demo", type=pathlib.Path)
         one.add_argument("--out", type=pathlib.Path, required=True)
+        one.add_argument("--config", type=pathlib.Path, help="instead of DEMO's config.json")
         one.add_argument("--start", type=pathlib.Path, help="a checkpoint in release layout")
         one.add_argument("--resume", action="store_true", help="continue the run in OUT")
         one.add_argument("--until", type=float, default=480, help="seconds after the start")
@@ -205,7 +211,7 @@ def main() -> None:
         # products in fp32 have bf16 values on one side: TF32 rounds the weights only
         torch.set_float32_matmul_precision("high")
     torch.manual_seed(0)
-    run = Run(args.demo, args.out, args.device)
+    run = Run(args.demo, args.out, args.device, args.config)
     if args.command == "backbone":
         backbone(run, args, rehearsal.PLAN if args.rehearsal else Plan())
     else:
