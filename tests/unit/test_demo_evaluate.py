@@ -68,6 +68,11 @@ def test_acceptance_equals_a_walk_token_by_token():
     assert len(found["slots"]) == 5 and found["slots"] == sorted(found["slots"], reverse=True)
 
 
+def test_needles_are_judged_at_their_longest_and_text_at_its_shortest():
+    names = ("code", "needle4k", "needle32k")
+    assert evaluate.judged(Plan(), names) == {"code": 2048, "needle4k": 8192, "needle32k": 32768}
+
+
 def test_calibration_error_is_the_mean_gap():
     sure = torch.tensor([0.95, 0.95, 0.05, 0.05])
     assert evaluate.calibration(sure, torch.tensor([1.0, 1.0, 0.0, 0.0]))[

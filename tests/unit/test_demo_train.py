@@ -136,10 +136,11 @@ def test_finish_leaves_plain_parameters_of_the_same_values(config, data, tmp_pat
         assert torch.equal(value.to(leaves[name].dtype), leaves[name]), name
 
 
-def test_copied_targets_weigh_more_and_masked_ones_nothing():
-    loss, find = torch.tensor([[1, 0, 1]]), torch.tensor([[-1, 4, 4]])
-    wanted = [1.0, 0.0, 1.0 + curriculum.ANSWER_WEIGHT]
-    assert target_weights(loss, find).tolist() == [wanted]
+def test_copied_targets_weigh_more_and_context_a_little():
+    ids = torch.tensor([[7, 8, 9, 0, 2]])
+    loss, find = torch.tensor([[1, 0, 1, 0, 0]]), torch.tensor([[-1, 4, 4, -1, -1]])
+    wanted = [1.0, curriculum.CONTEXT_WEIGHT, 1.0 + curriculum.ANSWER_WEIGHT, 0.0, 0.0]
+    assert target_weights(ids, loss, find)[0].tolist() == pytest.approx(wanted)
 
 
 def test_the_real_plan_uses_every_source_and_its_forms_hold_the_same_tokens():

@@ -22,6 +22,7 @@ from tools.demo.twin import Twin
 from torch import Tensor
 
 Log = Callable[..., None]
+BOS, PAD = 0, 2
 METRICS = ("loss", "index", "find", "copy", "norm")
 
 
@@ -56,9 +57,11 @@ class Inputs:
     run: Captured[Tensor] | None = None
 
 
-def target_weights(loss: Tensor, find: Tensor) -> Tensor:
-    """Weights of the targets: the mask, and more for tokens copied from the context."""
-    return loss.float() * (1 + curriculum.ANSWER_WEIGHT * (find >= 0).float())
+def target_weights(ids: Tensor, loss: Tensor, find: Tensor) -> Tensor:
+    """Weights of tokens as targets: the mask, a little for the context, more for copied tokens."""
+    text = (ids != BOS) & (ids != PAD)
+    mask = torch.where(loss.bool(), 1.0, curriculum.CONTEXT_WEIGHT * text)
+    return mask + loss.float() * curriculum.ANSWER_WEIGHT * (find >= 0)
 
 
 @dataclass
@@ -152,7 +155,7 @@ class Backbone:
         into.ids.copy_(batch.ids)
         find = batch.find[:, 1:]
         into.find.copy_(find)
-        into.weight.copy_(target_weights(batch.loss[:, 1:], find))
+        into.weight.copy_(target_weights(batch.ids[:, 1:], batch.loss[:, 1:], find))
 
     def run(self, form: Form) -> Tensor:
         """Feeds and runs one step; with too little memory, a smaller form of it from then on."""

@@ -11,10 +11,15 @@ SOURCES = ("chat", "code", "docs", "prose", "tasks", "needle4k", "needle16k", "n
 
 # Shares of the sources among the windows of one length (relative; absent files are left out).
 SHARES: dict[int, dict[str, float]] = {
-    2048: {"chat": 0.20, "tasks": 0.30, "code": 0.20, "docs": 0.13, "prose": 0.17},
-    8192: {"needle4k": 0.50, "code": 0.18, "docs": 0.08, "prose": 0.12, "tasks": 0.12},
-    32768: {"needle16k": 0.40, "needle32k": 0.40, "code": 0.10, "prose": 0.10},
-}
+    2048: {
+        "code": 0.28, "docs": 0.14, "prose": 0.16, "chat": 0.10, "tasks": 0.24, "needle4k": 0.08,
+    },
+    8192: {
+        "needle4k": 0.45, "needle16k": 0.10, "code": 0.18, "docs": 0.07, "prose": 0.10,
+        "tasks": 0.10,
+    },
+    32768: {"needle16k": 0.35, "needle32k": 0.40, "code": 0.10, "prose": 0.10, "tasks": 0.05},
+}  # fmt: skip
 
 # (until this progress, {length: share of the steps}); the first stage attends to every row, so
 # that the indexer learns from whole attention before it selects.
@@ -30,6 +35,9 @@ DECAY_FROM = 0.40  # of the progress; linear to LOWEST, which averages as well a
 LOWEST = 0.01
 INDEX_WEIGHT, FIND_WEIGHT, COPY_WEIGHT = 1.0, 0.2, 0.1
 LEAK = 0.1  # of the index losses' gradient reaches the model below the indexer
+# Of tokens that are no targets, prompts and the text around needles: a long window has a few
+# hundred targets, and its step should still teach the language.
+CONTEXT_WEIGHT = 0.1
 ANSWER_WEIGHT = 8.0  # further weight in the cross entropy of tokens copied from far
 FINDS = 512  # copying queries a step that are supervised, at most
 

@@ -103,15 +103,22 @@ def judge(
     return found
 
 
-def heldout(twin: Twin, batches: Any, plan: Plan, tokens: int, **flags: Any) -> dict[str, Any]:
-    """`judge` of every source at the shortest length it is trained at."""
-    result: dict[str, Any] = {}
+def judged(plan: Plan, names: Any) -> dict[str, int]:
+    """The length at which each source is judged: needles at their longest, text at its shortest."""
+    found: dict[str, int] = {}
     for length, shares in sorted(plan.shares):
-        long = length >= plan.long_from
         for name in shares:
-            if name not in result and name in batches.names:
-                result[name] = judge(twin, batches, name, length, tokens, long=long, **flags)
-    return result
+            if name in names and (name not in found or name.startswith("needle")):
+                found[name] = length
+    return found
+
+
+def heldout(twin: Twin, batches: Any, plan: Plan, tokens: int, **flags: Any) -> dict[str, Any]:
+    """`judge` of every source."""
+    return {
+        name: judge(twin, batches, name, length, tokens, long=length >= plan.long_from, **flags)
+        for name, length in judged(plan, batches.names).items()
+    }
 
 
 def ablations(twin: Twin, batches: Any, plan: Plan, tokens: int) -> dict[str, Any]:
@@ -132,15 +139,12 @@ def compare(wide: Twin, narrow: Twin, batches: Any, plan: Plan, tokens: int) -> 
     """How much of one twin another kept: top-1 agreement and KL of each source, nats a token."""
     result: dict[str, Any] = {}
     batches.restore({"drawn": {}, "owed": {}})
-    for length, shares in sorted(plan.shares):
-        for name in shares:
-            if name in result or name not in batches.names:
-                continue
-            sums = torch.zeros(3)
-            for batch in _windows(batches, name, length, tokens):
-                sums += _agreement(wide, narrow, batch, long=length >= plan.long_from)
-            top1, kl = (sums[:2] / sums[2].clamp(min=1)).tolist()
-            result[name] = {"top1_agreement": round(top1, 4), "kl": round(kl, 5)}
+    for name, length in judged(plan, batches.names).items():
+        sums = torch.zeros(3)
+        for batch in _windows(batches, name, length, tokens):
+            sums += _agreement(wide, narrow, batch, long=length >= plan.long_from)
+        top1, kl = (sums[:2] / sums[2].clamp(min=1)).tolist()
+        result[name] = {"top1_agreement": round(top1, 4), "kl": round(kl, 5)}
     return result
 
 
