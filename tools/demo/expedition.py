@@ -303,6 +303,7 @@ def collect(outs: list[Path], folder: Path) -> None:
             else:
                 shutil.copy(path, folder / path.name)
     for stem, found in parts.items():
+        found.sort(key=lambda p: int(p.name.rpartition(".part")[2]))
         (folder / stem).write_bytes(b"".join(p.read_bytes() for p in found))
 
 
