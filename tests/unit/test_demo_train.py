@@ -136,6 +136,19 @@ def test_finish_leaves_plain_parameters_of_the_same_values(config, data, tmp_pat
         assert torch.equal(value.to(leaves[name].dtype), leaves[name]), name
 
 
+def test_sources_with_too_little_text_are_left_out(config, tmp_path):
+    rehearsal.write_data(tmp_path, {"chat": (12, 60), "code": (2, 30), "needle4k": (6, 200)})
+    said = []
+    made = trainer(config, tmp_path, log=lambda kind, **values: said.append((kind, values)))
+    state = made.batches.state()
+    made.use(made.batches, PLAN, PLAN.forms(0.0, 0.4))
+    assert made.plan.sources(64) == {"chat": 0.5}
+    assert [(k, v["source"]) for k, v in said] == [("left_out", "code")]
+    assert made.batches.state() == state
+    with pytest.raises(ValueError, match="windows of 256"):
+        made.use(made.batches, Plan(shares=((256, {"code": 1.0}),)), [Form(256, 1)])
+
+
 def test_copied_targets_weigh_more_and_context_a_little():
     ids = torch.tensor([[7, 8, 9, 0, 2]])
     loss, find = torch.tensor([[1, 0, 1, 0, 0]]), torch.tensor([[-1, 4, 4, -1, -1]])

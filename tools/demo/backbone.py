@@ -6,7 +6,7 @@ steps), and what a saved run holds. Read next: `curriculum.py`, `train.py`.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -118,12 +118,23 @@ class Backbone:
         return total, [ce, index, find, copy], state.loads
 
     def use(self, batches: Any, plan: Plan, forms: Sequence[Form] = ()) -> None:
-        """The tokens to train on, once they are there; what `forms` read is loaded now."""
-        self.batches, self.plan = batches, plan
-        state = batches.state()
+        """The tokens to train on, once they are there; what `forms` read is loaded now.
+
+        Raises:
+            ValueError: no source has a document for one of the lengths.
+        """
+        self.batches = batches
+        state, shares = batches.state(), {n: dict(mix) for n, mix in plan.shares}
         for length in {form.length for form in forms}:
-            for name in plan.sources(length):
-                batches.draw(name, 1, length)
+            for name in list(shares[length]):
+                try:
+                    batches.draw(name, 1, length)
+                except ValueError as error:  # too little text for such windows: do without
+                    self.log("left_out", source=name, length=length, error=str(error))
+                    del shares[length][name]
+            if not shares[length]:
+                raise ValueError(f"no source has text for windows of {length} tokens")
+        self.plan = replace(plan, shares=tuple(shares.items()))
         batches.restore(self.drawn or state)
 
     def step(self, form: Form) -> Tensor:

@@ -114,11 +114,15 @@ def judged(plan: Plan, names: Any) -> dict[str, int]:
 
 
 def heldout(twin: Twin, batches: Any, plan: Plan, tokens: int, **flags: Any) -> dict[str, Any]:
-    """`judge` of every source."""
-    return {
-        name: judge(twin, batches, name, length, tokens, long=length >= plan.long_from, **flags)
-        for name, length in judged(plan, batches.names).items()
-    }
+    """`judge` of every source; one with too little text says so instead."""
+    result: dict[str, Any] = {}
+    for name, length in judged(plan, batches.names).items():
+        long = length >= plan.long_from
+        try:
+            result[name] = judge(twin, batches, name, length, tokens, long=long, **flags)
+        except ValueError as error:
+            result[name] = {"left_out": str(error)}
+    return result
 
 
 def ablations(twin: Twin, batches: Any, plan: Plan, tokens: int) -> dict[str, Any]:
@@ -141,8 +145,12 @@ def compare(wide: Twin, narrow: Twin, batches: Any, plan: Plan, tokens: int) -> 
     batches.restore({"drawn": {}, "owed": {}})
     for name, length in judged(plan, batches.names).items():
         sums = torch.zeros(3)
-        for batch in _windows(batches, name, length, tokens):
-            sums += _agreement(wide, narrow, batch, long=length >= plan.long_from)
+        try:
+            for batch in _windows(batches, name, length, tokens):
+                sums += _agreement(wide, narrow, batch, long=length >= plan.long_from)
+        except ValueError as error:
+            result[name] = {"left_out": str(error)}
+            continue
         top1, kl = (sums[:2] / sums[2].clamp(min=1)).tolist()
         result[name] = {"top1_agreement": round(top1, 4), "kl": round(kl, 5)}
     return result
