@@ -162,7 +162,8 @@ class Expedition:
             raise RuntimeError(f"calibration ended with {calibration.returncode}")
         self.make_packs()
         for width in self.args.widths.split(","):
-            if self.left() > 20 or self.args.rehearsal:
+            made = (self.work / "packs" / width / "config.json").is_file()
+            if made and (self.left() > 20 or self.args.rehearsal):
                 self.once(f"retention-{width}.json", lambda w=width: self.judge_pack(w))
         self.results()
 
@@ -258,6 +259,9 @@ class Expedition:
         self.note("calibrated", tokens=calibration.tokens)
         limit = 50_000 if self.args.rehearsal else 0  # a CPU would take hours for all
         for width in left:
+            if width != left[0] and self.left() < 45 and not self.args.rehearsal:
+                self.note("left_out", pack=width)
+                continue
             shutil.rmtree(folder / width, ignore_errors=True)
             self.once(
                 f"pack-{width}.json",

@@ -56,10 +56,13 @@ def documents(language: Language, count: int, length: int, questions: int) -> tu
 
 
 def right(twin: Twin, length: int, questions: int, *, long: bool) -> dict[str, float]:
-    """Answers right, and copied rows chosen by the two last index sources, on fresh documents."""
+    """Answers right (both tokens, and each alone) and copied rows chosen, on fresh documents.
+
+    The first token asks for a key that stands before the value; the second follows the first.
+    """
     ids, _, find = documents(Language(99, key_tokens=1), 8, length, questions)
     _, ok, _ = token_scores(twin, ids, long=long)
-    pairs = ok[find >= 0].view(-1, 2).all(-1).float().mean().item()
+    pairs = ok[find >= 0].view(-1, 2).float()
     state = twin.start(ids[:, :-1])
     with torch.no_grad():
         twin.hidden(ids[:, :-1], state)
@@ -69,7 +72,9 @@ def right(twin: Twin, length: int, questions: int, *, long: bool) -> dict[str, f
         ratio = twin.text["compress_ratios"][layer]
         hit = picked_rows(mask, finds, ratio)[finds.valid]
         chosen[f"chosen{layer}"] = round(hit.float().mean().item(), 3)
-    return {"right": round(pairs, 3), **chosen}
+    first, second = (round(v, 3) for v in pairs.mean(0).tolist())
+    whole = round(pairs.prod(-1).mean().item(), 3)
+    return {"right": whole, "first": first, "second": second, **chosen}
 
 
 def learn(args: argparse.Namespace, weights: dict[str, float]) -> list[dict[str, Any]]:
@@ -93,7 +98,7 @@ def learn(args: argparse.Namespace, weights: dict[str, float]) -> list[dict[str,
         copy = torch.stack(state.copy_losses).sum()
         total = ce + found[0] + weights["find"] * found[1] + weights["copy"] * copy
         total.backward()
-        optimizer.step(torch.tensor(min(1.0, (step + 1) / 30) * min(1.0, 2 * (1 - progress))))
+        optimizer.step(torch.tensor(min(1.0, (step + 1) / 30) * min(1.0, 5 * (1 - progress))))
         step += 1
         progress = (time.process_time() - began) / args.seconds
         if step % args.log_every == 0 or progress >= 1:

@@ -170,12 +170,46 @@ def _killed_midway(command: list[str], log: Path) -> None:
     child.wait()
 
 
+def _compare_with_product(folder: Path, demo: Path) -> None:
+    """Logits of the product and of the twin on held-out text, both in float64.
+
+    Raises:
+        RuntimeError: they differ.
+    """
+    import torch
+    from tools.demo.packs import open_pack, twin_params
+    from tools.demo.twin import Twin
+
+    from twinspark.model.loading import load_model
+    from twinspark.model.step import Span, StepInput
+
+    ids = np.fromfile(demo / "data/needle4k.heldout.bin", np.uint16)[:100].astype(int).tolist()
+    pack = open_pack(folder)
+    token_map = torch.from_numpy(np.load(demo / "data/token_map.npy"))
+    twin = Twin(json.loads((folder / "config.json").read_text()), token_map)
+    twin.params = {n: p.double() for n, p in twin_params(pack).items()}
+    found, _ = twin.logits(torch.tensor([ids]), exact=True, long=True)
+    model = load_model(pack, dtype=torch.float64)
+    step = StepInput(
+        spans=(Span(slot=0, first=0, count=len(ids)),), ids_T=ids, history=((),),
+        logit_rows=list(range(len(ids))),
+    )  # fmt: skip
+    with torch.inference_mode():
+        wanted = model.forward(step, model.new_caches(1, len(ids) + 1)).logits_RV
+    worst = (found[0] - wanted).abs().max().item()
+    print(f"{folder}: twin and product differ by {worst:.1e} at most")
+    if worst > 1e-4:
+        raise RuntimeError(f"{folder}: the twin and the product compute different logits")
+
+
 def rehearse(demo: Path, out: Path, seconds: float) -> None:
     """Every step, with one kill; then the product reads what came out."""
     limit = ["--seconds", str(seconds)]
     _killed_midway(_call("A", demo, out, *limit), out / "work/log.jsonl")
     for step in ("A", "B", "C"):
-        subprocess.run(_call(step, demo, out, *limit), check=True)
+        subprocess.run(_call(step, demo, out, *limit, "--widths", "mix"), check=True)
+    _compare_with_product(out / "work" / "checkpoint", demo)
+    _compare_with_product(out / "work" / "packs" / "mix", demo)
     print("rehearsed; results in", out)
 
 
