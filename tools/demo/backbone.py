@@ -185,6 +185,13 @@ class Backbone:
                 return result
             except torch.OutOfMemoryError as error:
                 self.shrink(form, error)
+            except RuntimeError as error:
+                if not at.run.enabled or at.run.graph is not None:
+                    raise
+                self.log("capture_failed", form=str(form), error=repr(error)[:2000])
+                self.options.graph, at.run = False, None
+                self.optimizer.clear()
+                torch.cuda.synchronize()
 
     def fitted(self, form: Form) -> Form:
         """The form that stands for this one."""
@@ -224,7 +231,7 @@ class Backbone:
                     break
                 except torch.OutOfMemoryError as error:
                     self.shrink(now, error)
-                except (RuntimeError, TypeError, AttributeError) as error:
+                except Exception as error:  # a compiler may fail in any way; training goes on
                     if not ops.switch.compiled:
                         raise
                     ops.switch.compiled = False

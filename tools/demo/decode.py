@@ -65,6 +65,11 @@ class Decoder:
         self.at.zero_()
         self.recent.fill_(self.twin.text["engram_pad_token_id"])
 
+    def rotation(self, compressed: bool, position: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [1, rope dims / 2]; indexing by a scalar would wait for the device."""
+        cos, sin = self.tables.cos[compressed], self.tables.sin[compressed]
+        return cos.index_select(0, position[None]), sin.index_select(0, position[None])
+
     @torch.no_grad()
     def step(self) -> Tensor:
         """Logits [B, V] after the token at this position; moves on by one."""
@@ -73,8 +78,9 @@ class Decoder:
         hashes = [h[:, -1:] for h in twin.engram_rows(self.recent)]
         now = Step(State(Tables(self.batch, 1), hashes, exact=self.exact), {}, {})
         for compressed in (False, True):
-            now.cos[compressed] = self.tables.cos[compressed][self.at].expand(self.batch, -1)
-            now.sin[compressed] = self.tables.sin[compressed][self.at].expand(self.batch, -1)
+            now.cos[compressed], now.sin[compressed] = (
+                t.expand(self.batch, -1) for t in self.rotation(compressed, self.at)
+            )
         x, pre = twin.embed(self.token)
         for layer in range(text["num_hidden_layers"]):
             if layer in text["engram_layer_ids"]:
@@ -151,7 +157,7 @@ class Decoder:
             before_gate.copy_(gate)
         else:
             latent = ops.rms_norm(twin.linear(x, name + ".compressor.wkv.weight"), norm)
-        cos, sin = self.tables.cos[True][first], self.tables.sin[True][first]
+        cos, sin = self.rotation(True, first)
         key = ops.rms_norm(
             twin.linear(latent, name + ".indexer.wk.weight"), p[name + ".indexer.k_norm.weight"]
         )
