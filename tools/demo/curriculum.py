@@ -33,8 +33,8 @@ STAGES: tuple[tuple[float, dict[int, float]], ...] = (
 WARMUP_STEPS = 200
 DECAY_FROM = 0.40  # of the progress; linear to LOWEST, which averages as well as an average would
 LOWEST = 0.01
-INDEX_WEIGHT, FIND_WEIGHT, COPY_WEIGHT = 1.0, 0.5, 0.3
-LEAK = 0.3  # of the index losses' gradient reaches the model below the indexer
+INDEX_WEIGHT, FIND_WEIGHT, COPY_WEIGHT = 1.0, 1.0, 0.5
+LEAK = 0.5  # of the index losses' gradient reaches the model below the indexer
 # Of tokens that are no targets, prompts and the text around needles: a long window has a few
 # hundred targets, and its step should still teach the language.
 CONTEXT_WEIGHT = 0.1
