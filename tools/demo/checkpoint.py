@@ -13,6 +13,8 @@ import torch
 from tools.demo import ops
 from torch import Tensor
 
+TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+
 
 def _blocks(text: dict[str, Any]) -> list[tuple[str, int]]:
     backbone = [(f"layers.{i}", text["n_routed_experts"]) for i in range(text["num_hidden_layers"])]

@@ -3,6 +3,8 @@
 Owns no tensors. Read next: `twin.py`, `checkpoint.py`.
 """
 
+import json
+import pathlib
 from typing import Any
 
 import numpy as np
@@ -71,12 +73,12 @@ TEXT: dict[str, Any] = {
     "index_source_layer_ids": [2, 4, 5, 7],
     "index_n_heads": 2,
     "index_head_dim": 128,
-    "index_topk": 64,
+    "index_topk": 128,
     "candidate_source_layer_id": 5,
-    "candidate_topk_blocks": 32,
+    "candidate_topk_blocks": 64,
     "candidate_block_size": 4,
-    "n_routed_experts": 6,
-    "num_experts_per_tok": 2,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
     "n_shared_experts": 1,
     "moe_intermediate_size": 256,
     "scoring_func": "sqrtsoftplus",
@@ -90,13 +92,13 @@ TEXT: dict[str, Any] = {
     "engram_max_ngram_size": 4,
     "engram_n_heads": 4,
     "engram_head_dim": 32,
-    "engram_vocab_size": 1000,
+    "engram_vocab_size": 6000,
     "engram_pad_token_id": 2,
     "num_nextn_predict_layers": 3,
     "dspark_block_size": 5,
     "dspark_target_layer_ids": [6, 7, 8],
     "dspark_markov_rank": 32,
-    "dspark_n_routed_experts": 3,
+    "dspark_n_routed_experts": 4,
     "dspark_num_experts_per_tok": 2,
 }
 
@@ -120,3 +122,16 @@ def demo_config(
         "text_config": text,
         "vision_config": None,
     }
+
+
+def refresh(folder: pathlib.Path) -> dict[str, Any]:
+    """Rewrites folder/config.json with today's sizes; what follows from the tokenizer is kept."""
+    path = folder / "config.json"
+    stored = json.loads(path.read_text())
+    config = demo_config(
+        compressed_vocab=stored["text_config"]["engram_compressed_vocab_size"],
+        noise_token_id=stored["text_config"]["dspark_noise_token_id"],
+        image_token_id=stored["image_token_id"],
+    )
+    path.write_text(json.dumps(config, indent=2) + "\n")
+    return config

@@ -34,10 +34,10 @@ def main_rows(twin: Twin, taps: list[Tensor]) -> Tensor:
 def context(twin: Twin, main: Tensor, block: int, batch: int, state: State) -> Tensor:
     """Context rows [B, T, H] of one block at every position (5.2)."""
     name = f"mtp.{block}.attn"
-    kv = twin.linear(main, name + ".wkv.weight").view(batch, -1, twin.text["head_dim"])
-    length = kv.shape[1]
-    cos, sin = state.tables.cos[False][:length], state.tables.sin[False][:length]
-    return ops.window_row(kv, twin.params[name + ".kv_norm.weight"], cos, sin)
+    kv = twin.linear(main, name + ".wkv.weight")
+    cos, sin = state.tables.cos[False], state.tables.sin[False]
+    row = ops.window_row(kv, twin.params[name + ".kv_norm.weight"], cos, sin)
+    return row.view(batch, -1, twin.text["head_dim"])
 
 
 def _gather(rows: Tensor, index: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ def draft_pass(twin: Twin, ids: Tensor, starts: Tensor, state: State) -> DraftOu
     noise = first.new_full((batch * count, rows - 1), text["dspark_noise_token_id"])
     x, pre = twin.embed(torch.cat((first, noise), 1).flatten())
     position = starts.view(-1, 1) + torch.arange(rows, device=ids.device)
-    cos, sin = state.tables.cos[False][position], state.tables.sin[False][position]
+    cos, sin = state.tables.draft_cos[position], state.tables.draft_sin[position]
     past = starts[..., None] - w + torch.arange(w, device=ids.device)
     mask = F.pad(past.view(-1, 1, w) >= 0, (0, rows), value=True)[:, None]  # [BR, 1, 1, W+rows]
     main = main_rows(twin, state.taps)

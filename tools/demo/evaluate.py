@@ -1,125 +1,249 @@
-"""Held-out loss, greedy and sampled text, and accepted drafts a round of the twin.
+"""What a trained twin is worth: held-out loss, right answers, accepted drafts, ablations.
 
-Read next: `train.py`.
+Answers are judged by teacher forcing: greedy decoding gives exactly the wanted reply if and only
+if every token of it is the argmax given the ones before, so one forward judges them all.
+Read next: `train.py`, `decode.py`.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
 import torch
 import torch.nn.functional as F
-from tokenizers import Tokenizer
-from tools.demo.batches import MIX, Batches
+from tools.demo import ops
+from tools.demo.curriculum import Plan
 from tools.demo.draft import draft_greedy
 from tools.demo.twin import Twin
 from torch import Tensor
 
-CHATS = (
-    "Hello!", "Who are you?", "What is the capital of France?", "What is 12 + 7?",
-    "Write a Python function that reverses a string.", "Count from 1 to 10.",
-    "What is the opposite of hot?", "What is a river?", "Name three fruits.",
-    "Tell me a short story about Anna.", "What comes after Monday?", "Is 17 even or odd?",
-)  # fmt: skip
-TEXTS = (
-    "import os\nimport sys\n\n\nclass ", "def read_config(path):\n    ",
-    "ROMEO\n", "The State of the Union is ", "This module provides ", "Call me Ishmael. ",
-)  # fmt: skip
-BAR = "\uff5c"
+ROWS = 8192  # logits at once
+LONGEST_ANSWER = 64  # a longer run of targets is text, not an answer
+ABLATIONS = ("engram", "newest", "random", "candidates")
+
+
+@contextmanager
+def eager() -> Iterator[None]:
+    """Nothing compiled inside: for shapes that training does not have."""
+    on, ops.switch.compiled = ops.switch.compiled, False
+    try:
+        yield
+    finally:
+        ops.switch.compiled = on
 
 
 @torch.no_grad()
-def heldout_loss(twin: Twin, batches: Batches, count: int, length: int) -> dict[str, float]:
-    """Mean cross entropy (nats a token) of each source's held-out text."""
-    result = {}
-    for name in MIX:
-        ids = batches.window(name, count, length)
-        logits, _ = twin.logits(ids[:, :-1])
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
-        result[name] = round(loss.item(), 4)
+def token_scores(twin: Twin, ids: Tensor, **flags: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss, rightness of the argmax and the argmax [B, T] of the targets of ids [B, T+1]."""
+    inputs = ids[:, :-1]
+    full = twin.padded(inputs)
+    state = twin.start(full, **flags)
+    h = twin.hidden(full, state).view(*full.shape, -1)[:, : inputs.shape[1]].flatten(0, 1)
+    head = twin.params["head.weight"].to(h.dtype)
+    target = ids[:, 1:].flatten()
+    loss, best = [], []
+    for first in range(0, len(target), ROWS):
+        logits = h[first : first + ROWS] @ head.t()
+        logits = logits.to(ops.wide(logits))
+        loss.append(F.cross_entropy(logits, target[first : first + ROWS], reduction="none"))
+        best.append(logits.argmax(-1))
+    shape = (ids.shape[0], -1)
+    top = torch.cat(best)
+    return torch.cat(loss).view(shape), (top == target).view(shape), top.view(shape)
+
+
+def _runs(mask: np.ndarray) -> list[tuple[int, int]]:
+    """Begin and end of each run of True."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], mask.astype(np.int8), [0]))))
+    return [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def answers(loss: np.ndarray, find: np.ndarray, *, copied: bool) -> list[tuple[int, int]]:
+    """Where the answers of one window are, as ranges of targets.
+
+    `copied`: those that copy from the context: the run of targets around the copied tokens, or
+    the copied tokens alone where the targets around them are text.
+    """
+    found = _runs(loss)
+    if not copied:
+        return found
+    short = [(a, b) for a, b in found if b - a <= LONGEST_ANSWER and (find[a:b] >= 0).any()]
+    return short or _runs(find >= 0)
+
+
+def _windows(batches: Any, name: str, length: int, tokens: int) -> Iterator[Any]:
+    for _ in range(max(1, tokens // length)):
+        yield batches.draw(name, 1, length)
+
+
+def judge(
+    twin: Twin, batches: Any, name: str, length: int, tokens: int, **flags: Any
+) -> dict[str, float]:
+    """Mean loss of a source's targets, and the share of its answers that are right."""
+    total = count = right = asked = 0.0
+    tokens_right = 0.0
+    for batch in _windows(batches, name, length, tokens):
+        loss, ok, _ = token_scores(twin, batch.ids, **flags)
+        mask = batch.loss[:, 1:].bool()
+        total, count = total + loss[mask].sum().item(), count + mask.sum().item()
+        tokens_right += ok[mask].sum().item()
+        if not name.startswith(("needle", "tasks")):
+            continue
+        find, good = batch.find[0, 1:].cpu().numpy(), ok[0].cpu().numpy()
+        copied = name.startswith("needle")
+        for begin, end in answers(mask[0].cpu().numpy(), find, copied=copied):
+            asked, right = asked + 1, right + bool(good[begin:end].all())
+    found = {
+        "loss": round(total / max(count, 1), 4),
+        "top1": round(tokens_right / max(count, 1), 4),
+    }
+    if asked:
+        found |= {"right": round(right / asked, 4), "answers": int(asked)}
+    return found
+
+
+def judged(plan: Plan, names: Any) -> dict[str, int]:
+    """The length at which each source is judged: needles at their longest, text at its shortest."""
+    found: dict[str, int] = {}
+    for length, shares in sorted(plan.shares):
+        for name in shares:
+            if name in names and (name not in found or name.startswith("needle")):
+                found[name] = length
+    return found
+
+
+def heldout(twin: Twin, batches: Any, plan: Plan, tokens: int, **flags: Any) -> dict[str, Any]:
+    """`judge` of every source; one with too little text says so instead."""
+    result: dict[str, Any] = {}
+    for name, length in judged(plan, batches.names).items():
+        long = length >= plan.long_from
+        try:
+            result[name] = judge(twin, batches, name, length, tokens, long=long, **flags)
+        except ValueError as error:
+            result[name] = {"left_out": str(error)}
     return result
 
 
-def prompts(tokenizer: Tokenizer) -> list[list[int]]:
-    """Token ids of the chat prompts (thinking off, two with thinking on) and the texts."""
-    ids = []
-    for text in CHATS:
-        chat = f"<{BAR}User{BAR}>{text}<{BAR}Assistant{BAR}></think>"
-        ids.append([0, *tokenizer.encode(chat, add_special_tokens=False).ids])
-    effort = (
-        "Reasoning Effort: 75 (range 1-100, the higher the value, the more thorough the reasoning)"
-    )
-    for text in CHATS[2:4]:
-        chat = f"<{BAR}System{BAR}>{effort}\n\n<{BAR}User{BAR}>{text}<{BAR}Assistant{BAR}><think>"
-        ids.append([0, *tokenizer.encode(chat, add_special_tokens=False).ids])
-    ids += [[0, *tokenizer.encode(text, add_special_tokens=False).ids] for text in TEXTS]
-    return ids
+def ablations(twin: Twin, batches: Any, plan: Plan, tokens: int) -> dict[str, Any]:
+    """heldout() of the whole model and with one part switched off, on the same windows.
+
+    engram: no injection. newest, random: compressed rows by age or chance instead of by score.
+    candidates: the later index sources score every row.
+    """
+    result = {}
+    for off in ("", *ABLATIONS):
+        batches.restore({"drawn": {}, "owed": {}})
+        flags = {"off": frozenset({off})} if off else {}
+        result[off or "whole"] = heldout(twin, batches, plan, tokens, **flags)
+    return result
+
+
+def compare(wide: Twin, narrow: Twin, batches: Any, plan: Plan, tokens: int) -> dict[str, Any]:
+    """How much of one twin another kept: top-1 agreement and KL of each source, nats a token."""
+    result: dict[str, Any] = {}
+    batches.restore({"drawn": {}, "owed": {}})
+    for name, length in judged(plan, batches.names).items():
+        sums = torch.zeros(3)
+        try:
+            for batch in _windows(batches, name, length, tokens):
+                sums += _agreement(wide, narrow, batch, long=length >= plan.long_from)
+        except ValueError as error:
+            result[name] = {"left_out": str(error)}
+            continue
+        top1, kl = (sums[:2] / sums[2].clamp(min=1)).tolist()
+        result[name] = {"top1_agreement": round(top1, 4), "kl": round(kl, 5)}
+    return result
 
 
 @torch.no_grad()
-def generate(
-    twin: Twin, rows: list[list[int]], count: int, temperature: float = 0.0
-) -> list[list[int]]:
-    """`count` new tokens for every prompt by whole forwards (no cache)."""
-    w = twin.text["sliding_window"]
-    lengths = torch.tensor([len(r) for r in rows], device=twin.device)
-    total = -(-(int(lengths.max()) + count) // w) * w
-    ids = torch.full((len(rows), total), 2, device=twin.device)
-    for i, row in enumerate(rows):
-        ids[i, : len(row)] = torch.tensor(row)
-    at = torch.arange(len(rows), device=twin.device)
-    random = torch.Generator(device=twin.device).manual_seed(1)
-    for n in range(count):
-        logits, _ = twin.logits(ids)
-        row = logits[at, lengths + n - 1].float()
-        if temperature > 0:
-            noise = torch.empty_like(row).exponential_(generator=random)
-            token = (torch.softmax(row / temperature, -1) / noise).argmax(-1)
-        else:
-            token = row.argmax(-1)
-        ids[at, lengths + n] = token
-    return [ids[i, : lengths[i] + count].tolist() for i in range(len(rows))]
-
-
-def _rounds(row: list[int], drafts: Tensor, first: int) -> tuple[int, int, list[int]]:
-    """Rounds, accepted drafts and accepted-by-slot counts of one greedy text from `first`."""
-    stop = next((i for i in range(first, len(row)) if row[i] == 1), len(row) - 1)
-    size = drafts.shape[1]
-    rounds, accepted, by_slot = 0, 0, [0] * size
-    p = first
-    while p < stop - size:
-        a = 0
-        while a < size and int(drafts[p, a]) == row[p + 1 + a]:
-            by_slot[a] += 1
-            a += 1
-        rounds, accepted, p = rounds + 1, accepted + a, p + a + 1
-    return rounds, accepted, by_slot
+def _agreement(wide: Twin, narrow: Twin, batch: Any, **flags: Any) -> Tensor:
+    """Sums over the targets of a batch: agreements, KL, targets."""
+    inputs = batch.ids[:, :-1]
+    hidden = []
+    for twin in (wide, narrow):
+        full = twin.padded(inputs)
+        h = twin.hidden(full, twin.start(full, **flags)).view(*full.shape, -1)
+        hidden.append(h[:, : inputs.shape[1]].flatten(0, 1))
+    mask = batch.loss[:, 1:].flatten().float()
+    sums = torch.zeros(3)
+    for first in range(0, len(mask), ROWS):
+        cut = slice(first, first + ROWS)
+        logs = [
+            (h[cut] @ twin.params["head.weight"].to(h.dtype).t()).float().log_softmax(-1)
+            for h, twin in zip(hidden, (wide, narrow), strict=True)
+        ]
+        same = (logs[0].argmax(-1) == logs[1].argmax(-1)).float()
+        kl = (logs[0].exp() * (logs[0] - logs[1])).sum(-1)
+        weight = mask[cut]
+        sums += torch.stack(((same * weight).sum(), (kl * weight).sum(), weight.sum())).cpu()
+    return sums
 
 
 @torch.no_grad()
-def acceptance(twin: Twin, rows: list[list[int]], starts: list[int]) -> dict[str, object]:
-    """Accepted drafts a round on greedy texts (rows of equal use; starts = prompt lengths)."""
+def acceptance(twin: Twin, texts: Tensor, given: Tensor) -> dict[str, Any]:
+    """Accepted drafts a round on the model's own greedy texts [B, T], and how well it knows.
+
+    Rounds begin at the end of the prompt and jump as the engine would. The confidence is compared
+    with what happened, slot by slot, over all positions (`reached`: the slots before were right).
+    """
     size = twin.text["dspark_block_size"]
-    total_rounds, total, slots = 0, 0, [0] * size
-    for row, first in zip(rows, starts, strict=True):
-        ids = torch.tensor([row], device=twin.device)
-        full = twin.padded(ids)
-        _, state = twin.logits(full)
-        where = torch.arange(1, len(row), device=twin.device)[None]
-        drafts, _, _ = draft_greedy(twin, full, where, state)
-        drafts = F.pad(drafts, (0, 0, 1, 0), value=-1).cpu()
-        rounds, accepted, by_slot = _rounds(row, drafts, first)
-        total_rounds, total = total_rounds + rounds, total + accepted
-        slots = [a + b for a, b in zip(slots, by_slot, strict=True)]
-    share = [round(s / max(total_rounds, 1), 3) for s in slots]
+    full = twin.padded(texts)
+    batch, length = texts.shape
+    state = twin.start(full)
+    twin.hidden(full, state)
+    starts = torch.arange(1, length - size, device=texts.device).repeat(batch, 1)
+    drafts, _, sure = draft_greedy(twin, full, starts, state)
+    drafts, sure = drafts.view(batch, -1, size), sure.view(batch, -1, size)
+    follow = torch.stack([texts[:, 2 + j : length - size + 1 + j] for j in range(size)], -1)
+    right = (drafts == follow).cumprod(-1)
+    ends = _ends(texts, given, length - size)
+    accepted, rounds = _jump(right.sum(-1).cpu(), given.cpu(), ends.cpu())
+    position = torch.arange(1, length - size, device=texts.device)
+    counted = (position >= given[:, None]) & (position < ends[:, None])
+    reached = torch.cat((torch.ones_like(right[..., :1]), right[..., :-1]), -1).bool()
+    reached = reached & counted[..., None]
     return {
-        "rounds": total_rounds,
-        "accepted": round(total / max(total_rounds, 1), 3),
-        "slots": share,
+        "rounds": rounds,
+        "accepted": round(accepted / max(rounds, 1), 3),
+        "tokens_a_round": round(1 + accepted / max(rounds, 1), 3),
+        "slots": [
+            round(right[..., j][counted].float().mean().item(), 3) for j in range(size)
+        ] if counted.any() else [],
+    } | calibration(torch.sigmoid(sure.float())[reached], right[reached].float())  # fmt: skip
+
+
+def _ends(texts: Tensor, given: Tensor, last: int) -> Tensor:
+    """The first position after the prompt that ends the text (token 1), at most `last`."""
+    place = torch.arange(texts.shape[1], device=texts.device)
+    stop = (texts == 1) & (place >= given[:, None])
+    where = torch.where(stop, place, last).amin(1)
+    return where.clamp(max=last)
+
+
+def _jump(accepts: Tensor, given: Tensor, ends: Tensor) -> tuple[int, int]:
+    """Accepted drafts and rounds; accepts [B, T'] by position from 1 on."""
+    accepted = rounds = 0
+    for row, first, end in zip(accepts.tolist(), given.tolist(), ends.tolist(), strict=True):
+        p = max(first, 1)
+        while p < end:
+            accepted, rounds, p = accepted + row[p - 1], rounds + 1, p + row[p - 1] + 1
+    return accepted, rounds
+
+
+def calibration(sure: Tensor, right: Tensor, bins: int = 10) -> dict[str, Any]:
+    """Expected calibration error and mean of a confidence against what happened."""
+    if not len(sure):
+        return {}
+    bucket = (sure * bins).long().clamp(max=bins - 1)
+    error = 0.0
+    for b in range(bins):
+        inside = bucket == b
+        if inside.any():
+            gap = (sure[inside].mean() - right[inside].mean()).abs().item()
+            error += gap * inside.float().mean().item()
+    return {
+        "calibration_error": round(error, 4),
+        "mean_confidence": round(sure.mean().item(), 4),
+        "mean_right": round(right.mean().item(), 4),
     }
-
-
-def heldout_prompts(
-    batches: Batches, name: str, count: int, length: int, end_id: int
-) -> list[list[int]]:
-    """Held-out beginnings: chats up to their first </think> (`end_id`), else `length` tokens."""
-    if name != "chat":
-        return [row[:length] for row in batches.window(name, count, length).tolist()]
-    rows = batches.window(name, count, 250).tolist()
-    return [row[: row.index(end_id) + 1] for row in rows if end_id in row]

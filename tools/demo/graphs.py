@@ -5,18 +5,24 @@ behind. Without a GPU, or with `enabled` off, it is simply called. Read next: `t
 """
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
 Result = TypeVar("Result")
+WARMUPS = 3  # ordinary calls before the capture
 
 
 class Captured(Generic[Result]):
-    """`fn` after three ordinary calls on a side stream, captured once and replayed after."""
+    """`fn` after some ordinary calls on a side stream, captured once and replayed after.
 
-    def __init__(self, fn: Callable[[], Result], *, enabled: bool) -> None:
-        self.fn, self.enabled = fn, enabled
+    Graphs that pass one `pool` share their memory: each is replayed alone, its results are read
+    before the next replay, and no graph reads what another left, so what a later one overwrites
+    is never missed.
+    """
+
+    def __init__(self, fn: Callable[[], Result], *, enabled: bool, pool: Any = None) -> None:
+        self.fn, self.enabled, self.pool = fn, enabled, pool
         self.graph: torch.cuda.CUDAGraph | None = None
         self.result: Result | None = None
 
@@ -24,12 +30,13 @@ class Captured(Generic[Result]):
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(3):
+            for _ in range(WARMUPS):
                 self.fn()
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # the pool of the graph needs what the ordinary calls held
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=self.pool):
             self.result = self.fn()
         self.graph = graph
 

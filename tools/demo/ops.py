@@ -133,10 +133,10 @@ def compressed_row(latent: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 @fast
 def pool_pairs(kv: Tensor, gate: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """Ratio 2: per-dim softmax over the two rows of a pair, rounded, normed. [B, T, H] wide."""
-    kv, gate = kv.unflatten(1, (-1, 2)), gate.unflatten(1, (-1, 2))
-    alpha = torch.sigmoid(gate[:, :, 0] - gate[:, :, 1])
-    pooled = alpha * kv[:, :, 0] + (1 - alpha) * kv[:, :, 1]
+    """Ratio 2: per-dim softmax over the two rows of a pair, rounded, normed. [N, H] wide."""
+    kv, gate = kv.unflatten(0, (-1, 2)), gate.unflatten(0, (-1, 2))
+    alpha = torch.sigmoid(gate[:, 0] - gate[:, 1])
+    pooled = alpha * kv[:, 0] + (1 - alpha) * kv[:, 1]
     return rms_norm(pooled.to(dtype), weight)
 
 
@@ -148,12 +148,6 @@ def hc_gates(m: Tensor, ms: Tensor, scale: Tensor, base: Tensor) -> tuple[Tensor
     pre = torch.sigmoid(m[:, :c] * scale[0] + base[:c]) + HC_EPS
     post = 2 * torch.sigmoid(m[:, c : 2 * c] * scale[1] + base[c : 2 * c])
     return pre, post, m[:, 2 * c :] * scale[2] + base[2 * c :]
-
-
-@fast
-def mean_square(x: Tensor) -> Tensor:
-    """[T, C, D] -> [T, 1] in wide."""
-    return x.flatten(1).to(wide(x)).square().mean(-1, keepdim=True)
 
 
 def sinkhorn_torch(logits: Tensor, iters: int) -> Tensor:
@@ -191,6 +185,18 @@ def _collapse(x: Tensor, pre: Tensor) -> Tensor:
 
 
 @fast
+def hc_enter(x: Tensor, pre: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """All that a site reads of the streams x [T, C, D], in one pass over them.
+
+    Returns:
+        the sublayer's input [T, D] (collapse, then RMSNorm), and for the site's mixer the streams
+        [T, C*D] and their mean square [T, 1], both wide.
+    """
+    streams = x.flatten(1).to(wide(x))
+    return rms_norm(_collapse(x, pre), weight), streams, streams.square().mean(-1, keepdim=True)
+
+
+@fast
 def hc_collapse(x: Tensor, pre: Tensor) -> Tensor:
     """Weighted sum of the streams, rounded."""
     return _collapse(x, pre)
@@ -224,11 +230,19 @@ def expert_activation(gu: Tensor, weights: Tensor, limit: float) -> Tensor:
     return (weights[..., None] * F.silu(gate) * up).to(gu.dtype)
 
 
+@fast
 def route(logits: Tensor, bias: Tensor, k: int, scale: float, shared: int) -> tuple[Tensor, Tensor]:
-    """Weights [T, E+shared] (0 where not chosen, 1 for shared) and the 0/1 choice [T, E]."""
+    """Weights [T, E+shared] (0 where not chosen, 1 for shared) and the 0/1 choice [T, E].
+
+    An expert is chosen when fewer than k others are ahead of it (a higher score, or the same and a
+    lower id): the choice of a stable sort, as one elementwise kernel.
+    """
     score = torch.sqrt(F.softplus(logits))
-    order = torch.sort(score.detach() + bias, dim=-1, descending=True, stable=True).indices
-    chosen = torch.zeros_like(score).scatter(-1, order[:, :k], 1.0)
+    order = score.detach() + bias
+    place = torch.arange(order.shape[-1], device=order.device)
+    mine, other = order[:, :, None], order[:, None, :]
+    ahead = (other > mine) | ((other == mine) & (place[None, :] < place[:, None]))
+    chosen = (ahead.sum(-1) < k).to(score.dtype)
     kept = score * chosen
     weights = kept / (kept.sum(-1, keepdim=True) + 1e-20) * scale
     return torch.cat((weights, torch.ones_like(weights[:, :shared])), -1), chosen
@@ -266,57 +280,34 @@ def softmax_two(
     return p[0], p[1]
 
 
-@fast
-def weigh_index(s: Tensor, w: Tensor, scale: float) -> Tensor:
-    """Index scores: sum over heads of w*relu(s); s [B, T, N, L], w [B, T, N] -> [B, T, L] wide."""
+def weigh_heads(s: Tensor, w: Tensor, scale: float) -> Tensor:
+    """Index scores: sum over heads of w*relu(s); s [..., N, L], w [..., N] -> [..., L] wide."""
     d = wide(s)
     weight = (w.to(d) * scale).to(w.dtype).to(d)
-    total = weight[:, :, 0, None] * F.relu(s[:, :, 0].to(d))
-    for h in range(1, s.shape[2]):
-        total = total + weight[:, :, h, None] * F.relu(s[:, :, h].to(d))
+    total = weight[..., 0, None] * F.relu(s[..., 0, :].to(d))
+    for h in range(1, s.shape[-2]):
+        total = total + weight[..., h, None] * F.relu(s[..., h, :].to(d))
     return total
+
+
+weigh_index = fast(weigh_heads)
 
 
 @fast
 def index_loss(scores: Tensor, p: Tensor, mask: Tensor) -> Tensor:
-    """Mean KL(head-averaged attention over compressed rows || softmax of index scores)."""
-    target = p.detach().float().mean(2)
+    """Mean KL(head-averaged attention over compressed rows || softmax of index scores).
+
+    scores [T, L], p [T, N, L] probabilities, mask [T, L] bool: the rows that were attended.
+    """
+    target = p.detach().to(scores.dtype).mean(1)
     mass = target.sum(-1, keepdim=True)
     target = target / mass.clamp(min=1e-6)
-    log_q = torch.log_softmax(scores.float().masked_fill(~mask, -1e4), -1)
+    log_q = torch.log_softmax(scores.masked_fill(~mask, -1e4), -1)
     kl = torch.where(mask, target * (torch.log(target.clamp(min=1e-9)) - log_q), 0.0).sum(-1)
     return (kl * (mass[..., 0] > 1e-4)).mean()
 
 
 @fast
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """Per-row cross entropy in fp32."""
-    return F.cross_entropy(logits.float(), target, reduction="none")
-
-
-def select(scores: Tensor, allowed: Tensor, k: int, *, exact: bool) -> Tensor:
-    """Bool [B, T, L]: the k largest allowed entries; `exact` breaks ties by lower index."""
-    masked = scores.detach().masked_fill(~allowed, float("-inf"))
-    k = min(k, masked.shape[-1])
-    if exact:
-        index = torch.sort(masked, dim=-1, descending=True, stable=True).indices[..., :k]
-    else:
-        index = torch.topk(masked, k, dim=-1, sorted=False).indices
-    chosen = torch.zeros_like(masked, dtype=torch.bool).scatter_(-1, index, True)
-    return chosen & allowed
-
-
-def candidates(scores: Tensor, visible: Tensor, size: int, k: int, *, exact: bool) -> Tensor:
-    """Bool [B, T, L]: entries inside the k best blocks, the newest block pinned (3.7)."""
-    masked = scores.detach().masked_fill(~visible, float("-inf"))
-    entries = masked.shape[-1]
-    masked = F.pad(masked, (0, -entries % size), value=float("-inf"))
-    block = masked.unflatten(-1, (-1, size)).amax(-1)
-    count = visible.sum(-1)
-    newest = (count - 1).clamp(min=0) // size
-    pin = (torch.arange(block.shape[-1], device=block.device) == newest[..., None]) & (
-        count[..., None] > 0
-    )
-    block = block.masked_fill(pin, float("inf"))
-    keep = select(block, block > float("-inf"), k, exact=exact)
-    return keep[..., None].expand(*keep.shape, size).flatten(-2)[..., :entries]
+    """Per-row cross entropy, wide."""
+    return F.cross_entropy(logits.to(wide(logits)), target, reduction="none")

@@ -4,6 +4,8 @@ Muon (momentum, then an approximate orthogonalization of the update by a Newton-
 is the published recipe; matrices of one shape are stepped together. Read next: `train.py`.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -48,13 +50,19 @@ class Muon:
         self.momentum = {s: torch.zeros_like(m) for s, m in self.master.items()}
         self.push()
 
-    def push(self) -> None:
-        """Copies the masters into the leaves."""
+    def views(self) -> list[tuple[Tensor, Tensor]]:
+        """Every leaf with its part of the masters."""
+        found = []
         for shape, leaves in self.groups.items():
             counts = [leaf.numel() // (shape[0] * shape[1]) for leaf in leaves]
             parts = self.master[shape].split(counts)
-            views = [p.view(leaf.shape) for p, leaf in zip(parts, leaves, strict=True)]
-            torch._foreach_copy_([leaf.data for leaf in leaves], views)
+            found += [(leaf, p.view(leaf.shape)) for p, leaf in zip(parts, leaves, strict=True)]
+        return found
+
+    def push(self) -> None:
+        """Copies the masters into the leaves."""
+        pairs = self.views()
+        torch._foreach_copy_([leaf.data for leaf, _ in pairs], [view for _, view in pairs])
 
     @torch.no_grad()
     def step(self, rate: Tensor) -> None:
@@ -73,6 +81,17 @@ class Muon:
         for leaves in self.groups.values():
             for leaf in leaves:
                 leaf.grad = None
+
+    def state(self) -> list[tuple[Tensor, Tensor]]:
+        """Masters and momenta, group by group."""
+        return [(self.master[s], self.momentum[s]) for s in self.groups]
+
+    def restore(self, state: list[tuple[Tensor, Tensor]]) -> None:
+        """Takes back what `state` gave."""
+        for shape, (master, momentum) in zip(self.groups, state, strict=True):
+            self.master[shape].copy_(master)
+            self.momentum[shape].copy_(momentum)
+        self.push()
 
 
 class Optimizer:
@@ -111,3 +130,41 @@ class Optimizer:
         self.adam.zero_grad(set_to_none=True)
         self.muon.step(muon_rate * factor)
         return norm
+
+    def masters(self) -> list[tuple[Tensor, Tensor]]:
+        """Muon's leaves with their fp32 values."""
+        return self.muon.views()
+
+    def clear(self) -> None:
+        """Forgets gradients without a step."""
+        self.adam.zero_grad(set_to_none=True)
+        for leaves in self.muon.groups.values():
+            for leaf in leaves:
+                leaf.grad = None
+
+    def state(self) -> dict[str, Any]:
+        """Everything a later `restore` needs, in the order of the names."""
+        return {
+            "muon": self.muon.state(),
+            "rest": [p.detach() for p in self.rest],
+            "adam": [dict(self.adam.state[p]) for p in self.rest],
+        }
+
+    @torch.no_grad()
+    def restore(self, state: dict[str, Any]) -> None:
+        """Takes back what `state` gave, for the same names."""
+        self.muon.restore(state["muon"])
+        for leaf, value in zip(self.rest, state["rest"], strict=True):
+            leaf.copy_(value)
+        kept = [self.adam.state[p] for p in self.rest]
+        if all(kept):  # in place: a captured step reads these very tensors
+            for now, then in zip(kept, state["adam"], strict=True):
+                for key, value in then.items():
+                    now[key].copy_(value)
+            return
+        order = [p for group in self.adam.param_groups for p in group["params"]]
+        place = {id(p): i for i, p in enumerate(self.rest)}
+        found = [state["adam"][place[id(p)]] for p in order]
+        wanted = self.adam.state_dict()
+        wanted["state"] = {i: one for i, one in enumerate(found) if one}
+        self.adam.load_state_dict(wanted)

@@ -99,7 +99,6 @@ class _Sinkhorn(torch.autograd.Function):
 
 def sinkhorn(logits: Tensor, iters: int) -> Tensor:
     """[T, 16] -> [T, 4, 4], through Triton on a GPU."""
-    on = logits.is_cuda or ops.switch.compiled
-    if triton is not None and on and logits.dtype == torch.float32:
+    if triton is not None and logits.is_cuda and logits.dtype == torch.float32:
         return _Sinkhorn.apply(logits, iters)  # type: ignore[no-any-return]
     return ops.sinkhorn_torch(logits, iters)

@@ -1,252 +1,221 @@
-"""Trains the demo model: backbone for a time, then the draft blocks on the frozen backbone.
+"""Trains the demo model: the backbone in one or more calls, then its draft blocks.
 
-    python -m tools.demo.train DEMO --out OUT --backbone-seconds 360 --draft-seconds 110
+    python -m tools.demo.train backbone DEMO --out OUT --to 0.5 --until 500
+    python -m tools.demo.train backbone DEMO --out OUT --to 1.0 --until 500 --resume
+    python -m tools.demo.train drafts DEMO --out OUT --until 240
 
-DEMO holds checkpoint/ and data/ as `data.py` leaves them. OUT receives the checkpoint in release
-layout (files under 15 MB), log.jsonl and samples.json. `--device cpu --tiny` tries every step on
-small shapes. Read next: `twin.py`, `train_draft.py`, `evaluate.py`.
+DEMO holds checkpoint/ (config.json, tokenizer.json) and data/ as `data.py` leaves them. OUT
+receives log.jsonl, the run (state.pt) and the checkpoint in release layout. `--until` counts from
+the start of the process. Read next: `backbone.py`, `train_draft.py`, `expedition.py`.
 """
 
 import argparse
 import json
 import pathlib
 import time
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
-from tools.demo import checkpoint, evaluate, ops
-from tools.demo.batches import MIX, Batches
-from tools.demo.graphs import Captured
+from tools.demo import checkpoint, evaluate, rehearsal
+from tools.demo.backbone import Backbone, Options, Pace
+from tools.demo.batches import Batches
+from tools.demo.curriculum import SOURCES, Plan
 from tools.demo.init import initial
-from tools.demo.optim import Optimizer
-from tools.demo.train_draft import train_drafts
+from tools.demo.train_draft import DraftPlan, train_drafts
 from tools.demo.twin import Twin
-from torch import Tensor
+
+BEGAN = time.monotonic()
+PART_BYTES = 15_000_000  # of a checkpoint's file
+
+
+def present(folder: pathlib.Path, split: str) -> list[str]:
+    """The sources whose token files exist.
+
+    Raises:
+        FileNotFoundError: there are none.
+    """
+    found = [n for n in SOURCES if (folder / f"{n}.{split}.bin").is_file()]
+    if not found:
+        raise FileNotFoundError(f"{folder} holds no NAME.{split}.bin; run tools.demo.data first")
+    return found
+
+
+def restrict(plan: Plan, names: list[str]) -> Plan:
+    """The plan without sources that do not exist, and without lengths left with none."""
+    shares = {n: {s: w for s, w in mix.items() if s in names} for n, mix in plan.shares}
+    kept = {n: mix for n, mix in shares.items() if mix}
+    stages = []
+    for until, mix in plan.stages:
+        inside = {n: w for n, w in mix.items() if n in kept}
+        total = sum(inside.values())
+        stages.append((until, {n: w / total for n, w in inside.items()} or {min(kept): 1.0}))
+    return Plan(plan.tokens, tuple(kept.items()), tuple(stages), plan.long_from, plan.finds)
 
 
 class Run:
-    """One training run: arguments, twin, data, log."""
+    """What every command needs: twin, tokens, log."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.args = args
-        self.out = args.out
+    def __init__(
+        self, demo: pathlib.Path, out: pathlib.Path, device: str, config: pathlib.Path | None
+    ) -> None:
+        self.demo, self.out, self.device = demo, out, device
         self.out.mkdir(parents=True, exist_ok=True)
-        self.began = time.monotonic()
-        config = json.loads((args.demo / "checkpoint/config.json").read_text())
-        token_map = torch.from_numpy(np.load(args.demo / "data/token_map.npy"))
-        self.twin = Twin(config, token_map, args.device)
-        self.train = Batches(args.demo / "data", "train", args.device, seed=11)
-        self.heldout = Batches(args.demo / "data", "heldout", args.device, seed=12)
-        self.tokenizer = Tokenizer.from_file(str(args.demo / "checkpoint/tokenizer.json"))
-        if args.resume:
-            params = checkpoint.from_release(checkpoint.load(args.resume), config["text_config"])
-        else:
-            params = initial(config)
-        self.twin.params = {n: p.to(args.device).float() for n, p in params.items()}
-        self.ids = torch.zeros((args.batch, args.length + 1), dtype=torch.int64, device=args.device)
-        self.factor = torch.zeros((), device=args.device)
-        self.log(
-            "start", parameters=sum(p.numel() for p in params.values()), torch=torch.__version__
-        )
+        self.config = json.loads((config or demo / "checkpoint/config.json").read_text())
+        token_map = torch.from_numpy(np.load(demo / "data/token_map.npy"))
+        self.twin = Twin(self.config, token_map, device)
 
     def log(self, kind: str, **values: Any) -> None:
-        """One line to the terminal and to log.jsonl."""
-        line = json.dumps({"t": round(time.monotonic() - self.began, 1), "kind": kind, **values})
+        """One line to the terminal and to log.jsonl; t counts from the start of the process."""
+        line = json.dumps({"t": round(time.monotonic() - BEGAN, 1), "kind": kind, **values})
         print(line, flush=True)
         with open(self.out / "log.jsonl", "a") as file:
             file.write(line + "\n")
 
-    def loss(self, ids: Tensor, *, dense: bool) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Cross entropy, index loss and router loads of windows [B, T+1]."""
-        twin = self.twin
-        state = twin.start(ids[:, :-1], dense=dense)
-        h = twin.hidden(ids[:, :-1], state)
-        logits = h @ twin.params["head.weight"].to(h.dtype).t()
-        ce = ops.cross_entropy(logits, ids[:, 1:].flatten()).mean()
-        return ce, torch.stack(state.index_losses).sum(), state.loads
+    def batches(self, split: str, seed: int) -> Batches:
+        """The token files of a split, on the device."""
+        return Batches(self.demo / "data", split, self.device, seed)
 
-    def step(self, optimizer: Optimizer, *, dense: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """One step on self.ids: cross entropy, index loss, AdamW gradient norm."""
-        ce, index, loads = self.loss(self.ids, dense=dense)
-        (ce + index).backward()
-        norm = optimizer.step(self.factor)
-        for layer, load in enumerate(loads):
-            bias = self.twin.params[f"layers.{layer}.ffn.gate.bias"]
-            bias += 2e-3 * self.factor * torch.sign(load.mean() - load)
-        return ce.detach(), index.detach(), norm
+    def set_params(self, folder: pathlib.Path | None) -> None:
+        """Parameters of a checkpoint in release layout, or initial ones."""
+        params = initial(self.config)
+        if folder is not None:
+            stored = checkpoint.load(folder)
+            if not stored:
+                raise FileNotFoundError(f"{folder} holds no *.safetensors; nothing to start from")
+            params |= checkpoint.from_release(stored, self.config["text_config"])
+        self.twin.params = {n: p.to(self.device).float() for n, p in params.items()}
 
-    def feed(self, factor: float) -> None:
-        """Puts the next batch and the rate factor where the step reads them."""
-        self.ids.copy_(self.train.mixed(self.args.batch, self.args.length))
-        self.factor.fill_(factor)
+    def validate(self, heldout: Any, plan: Plan) -> None:
+        """Held-out losses and right answers by source, on the same windows each time."""
+        heldout.restore({"drawn": {}, "owed": {}})
+        self.log("heldout", **evaluate.heldout(self.twin, heldout, plan, plan.tokens // 2))
 
-    def compile(self, optimizer: Optimizer) -> None:
-        """Turns compilation on if a step with it works; else training stays eager."""
-        if not self.args.compile:
-            return
-        torch._dynamo.config.recompile_limit = 64
-        ops.switch.compiled = True
-        began = time.monotonic()
-        try:
-            for dense in (True, False):
-                self.feed(0.0)
-                self.step(optimizer, dense=dense)
-            if self.args.device == "cuda":
-                torch.cuda.synchronize()
-        except (RuntimeError, TypeError, AttributeError) as error:
-            ops.switch.compiled = False
-            self.log("compile_failed", error=repr(error)[:2000])
-        self.log("compiled", on=ops.switch.compiled, seconds=round(time.monotonic() - began, 1))
-
-    def profile(self, optimizer: Optimizer) -> None:
-        """Prints where the GPU time of three steps goes."""
-        from torch.profiler import ProfilerActivity, profile
-
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as prof:
-            for _ in range(3):
-                self.feed(0.1)
-                self.step(optimizer, dense=False)
-            torch.cuda.synchronize()
-        table = prof.key_averages().table(sort_by="self_cuda_time_total", row_limit=45)
-        (self.out / "profile.txt").write_text(table)
-
-    def seconds_left(self, until: float, seconds: float) -> float:
-        """Seconds of a phase: to `until` after the start where given, else `seconds`."""
-        return max(20.0, until - (time.monotonic() - self.began)) if until else seconds
-
-    def backbone(self) -> None:
-        """Trains every parameter but mtp.*; stops by the clock."""
-        args = self.args
-        names = [n for n in self.twin.params if not n.startswith("mtp.")]
-        optimizer = Optimizer(self.twin.params, names)
-        self.compile(optimizer)
-        if args.profile:
-            self.profile(optimizer)
-        seconds = self.seconds_left(args.backbone_until, args.backbone_seconds)
-        steps = {
-            dense: Captured(partial(self.step, optimizer, dense=dense), enabled=args.graph)
-            for dense in (True, False)
-        }
-        began, last, step, progress = time.monotonic(), time.monotonic(), 0, 0.0
-        while progress < 1 and (args.steps == 0 or step < args.steps):
-            factor = min(1.0, (step + 1) / 100) * max(0.01, min(1.0, (1 - progress) / 0.65))
-            self.feed(factor)
-            ce, index, norm = steps[progress < 0.12]()
-            step += 1
-            if step % args.log_every == 0:
-                loss, now = ce.item(), time.monotonic()
-                rate = args.log_every * args.batch * args.length / (now - last)
-                last = now
-                self.log("train", step=step, loss=round(loss, 4), index=round(index.item(), 4),
-                         norm=round(norm.item(), 3), lr=round(factor, 3),
-                         tokens_s=round(rate))  # fmt: skip
-                if not loss < 50:
-                    raise FloatingPointError(f"loss is {loss} at step {step}")
-            if args.eval_every and step % args.eval_every == 0:
-                self.validate()
-                last = time.monotonic()
-            progress = (time.monotonic() - began) / seconds
-        for name in names:
-            self.twin.params[name].requires_grad_(False)
-        ops.switch.compiled = False
-        seconds = round(time.monotonic() - began, 1)
-        self.log(
-            "backbone_done", step=step, tokens=step * args.batch * args.length, seconds=seconds
-        )
-
-    def validate(self) -> None:
-        """Held-out losses, with compilation off (other shapes)."""
-        on, ops.switch.compiled = ops.switch.compiled, False
-        count = 2 if self.args.tiny else 8
-        losses = evaluate.heldout_loss(self.twin, self.heldout, count, self.args.length)
-        self.log("heldout", **losses)
-        ops.switch.compiled = on
-
-    def save(self, *, drafts: bool) -> None:
-        """Writes the release-layout files."""
+    def export(self, *, drafts: bool) -> None:
+        """The checkpoint of the twin's parameters, in files of at most PART_BYTES."""
         tensors = checkpoint.to_release(self.twin.params, self.twin.text)
         parts = {"backbone": {n: t for n, t in tensors.items() if not n.startswith("mtp.")}}
         if drafts:
             parts["mtp"] = {n: t for n, t in tensors.items() if n.startswith("mtp.")}
+        folder = self.out / "checkpoint"
+        folder.mkdir(exist_ok=True)
         for stem, part in parts.items():
-            names = checkpoint.save(part, self.out, stem, limit=15_000_000)
+            for old in folder.glob(f"{stem}-*.safetensors"):
+                old.unlink()
+            names = checkpoint.save(part, folder, stem, limit=PART_BYTES)
             self.log("saved", files=names)
+        (folder / "config.json").write_text(json.dumps(self.config, indent=2) + "\n")
+        for name in checkpoint.TEXT_FILES:
+            source = self.demo / "checkpoint" / name
+            if source.is_file():
+                (folder / name).write_bytes(source.read_bytes())
 
-    def samples(self, count: int) -> None:
-        """Greedy and sampled texts to samples.json."""
-        rows = evaluate.prompts(self.tokenizer)
-        result = {}
-        for label, temperature in (("greedy", 0.0),):
-            texts = evaluate.generate(self.twin, rows, count, temperature)
-            cut = [t[: t.index(1, len(r)) + 1] if 1 in t[len(r) :] else t
-                   for t, r in zip(texts, rows, strict=True)]  # fmt: skip
-            result[label] = [self.tokenizer.decode(t, skip_special_tokens=False) for t in cut]
-        text = json.dumps(result, indent=1, ensure_ascii=False)
-        (self.out / "samples.json").write_text(text + "\n")
-        for line in result["greedy"]:
-            print(repr(line[:300]), flush=True)
 
-    def acceptance(self, prompts: int, count: int) -> None:
-        """Accepted drafts a round on greedy continuations of held-out beginnings."""
-        end = self.tokenizer.token_to_id("</think>")
-        for name in MIX:
-            rows = evaluate.heldout_prompts(self.heldout, name, prompts, 64, end)
-            texts = evaluate.generate(self.twin, rows, count)
-            result = evaluate.acceptance(self.twin, texts, [len(r) for r in rows])
-            self.log("acceptance", text=name, **result)
+def _wait(path: pathlib.Path, seconds: float) -> None:
+    """Waits for a file that another process writes when the data is unpacked."""
+    end = time.monotonic() + seconds
+    while not path.exists():
+        if time.monotonic() > end:
+            raise TimeoutError(f"{path} did not appear in {seconds:.0f} s; is the data unpacked?")
+        time.sleep(0.2)
+
+
+def backbone(run: Run, args: argparse.Namespace, plan: Plan) -> None:
+    """One call of the backbone's training."""
+    run.set_params(args.start)
+    options = Options(
+        args.compile, args.graph, args.log_every, args.save_seconds, args.eval_seconds
+    )
+    names: list[str] = [] if args.wait else present(run.demo / "data", "train")
+    plan = restrict(plan, names) if names else plan
+    trainer = Backbone(run.twin, plan, options, run.log)
+    trainer.at.progress = args.progress
+    state = run.out / "state.pt"
+    if args.resume:
+        trainer.restore(state)
+    count = sum(p.numel() for p in run.twin.params.values())
+    run.log("start", parameters=count, torch=torch.__version__, device=args.device,
+            step=trainer.at.step, progress=trainer.at.progress)  # fmt: skip
+    trainer.warm(plan.forms(trainer.at.progress, args.to))
+    if args.wait:
+        _wait(args.wait, 300)
+        plan = restrict(plan, present(run.demo / "data", "train"))
+    began = time.monotonic()
+    trainer.use(run.batches("train", 11), plan, plan.forms(trainer.at.progress, args.to))
+    heldout = run.batches("heldout", 12)
+    run.log("data", sources=present(run.demo / "data", "train"),
+            seconds=round(time.monotonic() - began, 1))  # fmt: skip
+    pace = Pace(args.to, BEGAN + args.until, args.steps, args.stop_after)
+    trainer.train(pace, state, lambda: _quietly(run, heldout, plan))
+    run.log("backbone", **{k: v for k, v in vars(trainer.at).items() if k != "credit"})
+    trainer.finish()
+    run.validate(heldout, plan)
+    run.export(drafts=False)
+    if args.device == "cuda":
+        run.log("memory", peak_gib=round(torch.cuda.max_memory_allocated() / 2**30, 1))
+
+
+def _quietly(run: Run, heldout: Any, plan: Plan) -> None:
+    """Validation in the midst of training: other shapes, so nothing compiled."""
+    with evaluate.eager():
+        run.validate(heldout, plan)
+
+
+def drafts(run: Run, args: argparse.Namespace, plan: DraftPlan) -> None:
+    """Trains the draft blocks on the exported backbone and exports both."""
+    run.set_params(args.start or run.out / "checkpoint")
+    checkpoint.round_params(run.twin.params)
+    data = run.batches("train", 21)
+    train_drafts(
+        run.twin, data, plan, BEGAN + args.until, run.out / "drafts.pt", run.log,
+        graph=args.graph, resume=args.resume, steps=args.steps,
+    )  # fmt: skip
+    checkpoint.round_params(run.twin.params)
+    run.export(drafts=True)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    result = argparse.ArgumentParser(description=__doc__)
+    commands = result.add_subparsers(dest="command", required=True)
+    for name in ("backbone", "drafts"):
+        one = commands.add_parser(name)
+        one.add_argument("demo", type=pathlib.Path)
+        one.add_argument("--out", type=pathlib.Path, required=True)
+        one.add_argument("--config", type=pathlib.Path, help="instead of DEMO's config.json")
+        one.add_argument("--start", type=pathlib.Path, help="a checkpoint in release layout")
+        one.add_argument("--resume", action="store_true", help="continue the run in OUT")
+        one.add_argument("--until", type=float, default=480, help="seconds after the start")
+        one.add_argument("--steps", type=int, default=0, help="steps of the whole run, no clock")
+        one.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+        one.add_argument("--rehearsal", action="store_true", help="small shapes")
+        one.add_argument("--no-graph", dest="graph", action="store_false")
+        one.add_argument("--no-compile", dest="compile", action="store_false")
+    one = commands.choices["backbone"]
+    one.add_argument("--to", type=float, default=1.0, help="progress at which the call ends")
+    one.add_argument("--progress", type=float, default=0.0, help="progress of --start")
+    one.add_argument("--stop-after", type=int, default=0, help="steps of this call at most")
+    one.add_argument("--wait", type=pathlib.Path, help="file that appears with the data")
+    one.add_argument("--log-every", type=int, default=50)
+    one.add_argument("--save-seconds", type=float, default=60)
+    one.add_argument("--eval-seconds", type=float, default=110)
+    return result
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("demo", type=pathlib.Path)
-    parser.add_argument("--out", type=pathlib.Path, required=True)
-    parser.add_argument("--resume", type=pathlib.Path, help="folder of a release-layout checkpoint")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--backbone-seconds", type=float, default=360)
-    parser.add_argument("--draft-seconds", type=float, default=110)
-    parser.add_argument("--backbone-until", type=float, default=0, help="seconds after the start")
-    parser.add_argument("--draft-until", type=float, default=0, help="seconds after the start")
-    parser.add_argument("--profile", action="store_true")
-    parser.add_argument(
-        "--steps", type=int, default=0, help="stop the backbone after so many steps"
-    )
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--length", type=int, default=2048)
-    parser.add_argument("--draft-sizes", type=int, nargs=4, default=[1600, 16, 2048, 256])
-    parser.add_argument("--sample-tokens", type=int, default=128)
-    parser.add_argument("--log-every", type=int, default=50)
-    parser.add_argument("--eval-every", type=int, default=1000)
-    parser.add_argument("--no-graph", dest="graph", action="store_false")
-    parser.add_argument("--no-compile", dest="compile", action="store_false")
-    parser.add_argument("--tiny", action="store_true", help="small shapes, a few steps")
-    parser.add_argument("--probe", action="store_true", help="stop after the backbone's steps")
-    args = parser.parse_args()
-    args.graph = args.graph and args.device == "cuda"
-    if args.tiny:
-        args.batch, args.length, args.draft_sizes = 2, 128, [4, 2, 128, 8]
-        args.log_every, args.eval_every = 1, 0
+    args = parser().parse_args()
+    if args.device == "cpu":
+        args.graph = args.compile = False
+    else:
+        # products in fp32 have bf16 values on one side: TF32 rounds the weights only
+        torch.set_float32_matmul_precision("high")
     torch.manual_seed(0)
-    run = Run(args)
-    if args.backbone_seconds > 0:
-        run.backbone()
-    if args.probe:
-        return
-    checkpoint.round_params(run.twin.params)
-    run.validate()
-    run.save(drafts=False)
-    seconds = run.seconds_left(args.draft_until, args.draft_seconds)
-    sizes = tuple(args.draft_sizes)
-    train_drafts(run.twin, run.train, seconds, sizes, run.log, graph=args.graph)
-    checkpoint.round_params(run.twin.params)
-    run.save(drafts=True)
-    run.samples(8 if args.tiny else args.sample_tokens)
-    run.acceptance(2 if args.tiny else 12, 16 if args.tiny else args.sample_tokens)
-    if args.device == "cuda":
-        run.log("end", peak_gib=round(torch.cuda.max_memory_allocated() / 2**30, 1))
+    run = Run(args.demo, args.out, args.device, args.config)
+    if args.command == "backbone":
+        backbone(run, args, rehearsal.PLAN if args.rehearsal else Plan())
+    else:
+        drafts(run, args, rehearsal.DRAFT_PLAN if args.rehearsal else DraftPlan())
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
-"""A differentiable twin of the V4.1 forward: whole sequences, masks instead of caches.
+"""A differentiable twin of the V4.1 forward: whole sequences, no caches.
 
 Owns the training-time forward of the backbone (model specification 3); `draft.py` owns the DSpark
-blocks. Parameters are a flat dict of tensors under release names, except that the experts of a
+blocks. Short windows attend through masks over all rows, long ones (`State.long`) through lists
+of chosen rows; both compute the same. Every op sees the batch and the positions as one axis, so
+that windows of any length with the same number of tokens share their compiled kernels.
+Parameters are a flat dict of tensors under release names, except that the experts of a
 layer are stacked (`ffn.w13` [E+1, 2, I, D], `ffn.w2` [E+1, D, I], shared last). Not used by the
-product. Read next: `ops.py`, `draft.py`, `checkpoint.py`.
+product. Read next: `ops.py`, `rows.py`, `draft.py`, `checkpoint.py`.
 """
 
 import math
@@ -12,10 +15,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tools.demo import ops
+from tools.demo import finds as retrieval
+from tools.demo import ops, rows
 from tools.demo.config import engram_multipliers, engram_primes
 from tools.demo.sinkhorn import sinkhorn
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 Params = dict[str, Tensor]
 
@@ -41,13 +46,20 @@ def inverse_frequencies(text: dict[str, Any], *, compressed: bool) -> Tensor:
 
 @dataclass
 class Tables:
-    """Everything that depends on the sequence length only."""
+    """Everything that depends on the shape of the batch only; N = batch * length."""
 
+    batch: int
     length: int
-    cos: dict[bool, Tensor] = field(default_factory=dict)  # by compressed?
+    cos: dict[bool, Tensor] = field(default_factory=dict)  # by compressed?  [N, rope dims / 2]
     sin: dict[bool, Tensor] = field(default_factory=dict)
-    window: Tensor = field(default_factory=lambda: torch.empty(0))  # bool [T, 2W]
-    visible: dict[int, Tensor] = field(default_factory=dict)  # ratio -> bool [T, L]
+    window: Tensor = field(default_factory=lambda: torch.empty(0))  # bool [N, 1, 2W]
+    draft_cos: Tensor = field(default_factory=lambda: torch.empty(0))  # [T+16, rope dims / 2]
+    draft_sin: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def visible(self, ratio: int) -> Tensor:
+        """Bool [T, L]: entry j may be read at p (3.6)."""
+        p = torch.arange(self.length, device=self.window.device)
+        return p[: self.length // ratio] < ((p + 1) // ratio)[:, None]
 
 
 @dataclass
@@ -58,14 +70,31 @@ class State:
     hash_rows: list[Tensor]
     dense: bool = False  # no index selection: every visible row is attended
     exact: bool = False  # ties by lower index
+    long: bool = False  # lists of rows instead of masks
+    recompute: bool = False  # long form: attention is computed again in the backward pass
+    leak: float = 0.0  # share of the index losses' gradient that reaches the model itself
+    off: frozenset[str] = frozenset()  # ablations: engram, newest, random, candidates
+    finds: retrieval.Finds | None = None
     rows: dict[int, Tensor] = field(default_factory=dict)  # kv source -> [B, L, H]
     keys: dict[int, Tensor] = field(default_factory=dict)
     masks: dict[int, Tensor] = field(default_factory=dict)  # index source -> bool [B, T, L]
-    kept: Tensor | None = None  # candidate mask of the candidate source
+    picks: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # rows, valid [B, T, k]
+    kept: Any = None  # candidates of the candidate source: mask, or block numbers
     taps: list[Tensor] = field(default_factory=list)
     index_losses: list[Tensor] = field(default_factory=list)
+    find_losses: list[Tensor] = field(default_factory=list)
+    copy_losses: list[Tensor] = field(default_factory=list)
     loads: list[Tensor] = field(default_factory=list)
     streams: list[Tensor] | None = None
+
+    def inner(self, x: Tensor) -> Tensor:
+        """The x an indexer reads: its gradient reaches the model by `leak` only."""
+        return x.detach() + self.leak * (x - x.detach()) if self.leak else x.detach()
+
+    @property
+    def pattern(self) -> str:
+        """How rows are chosen instead of by score, if an ablation says so."""
+        return next((name for name in ("newest", "random") if name in self.off), "")
 
 
 class Twin:
@@ -76,33 +105,34 @@ class Twin:
         self.text = config["text_config"]
         self.device = device
         self.params: Params = {}
-        self.token_map = token_map.to(device)
+        self.token_map = token_map.long().to(device)  # products of hashing need 64 bits
         self.primes = torch.tensor(engram_primes(self.text), device=device)
         offsets = F.pad(self.primes.cumsum(1), (1, 0))[:, :-1]
         self.offsets = offsets
         self.multipliers = engram_multipliers(self.text)
-        self._tables: dict[int, Tables] = {}
+        self._tables: dict[tuple[int, int], Tables] = {}
 
     # -- tables -------------------------------------------------------------------------------
 
-    def tables(self, length: int) -> Tables:
-        """Rotation tables and masks of one length (a multiple of the window and of 2)."""
-        if length not in self._tables:
+    def tables(self, length: int, batch: int = 1) -> Tables:
+        """Rotation tables and window mask of one shape (length a multiple of window and of 2)."""
+        if (batch, length) not in self._tables:
             w = self.text["sliding_window"]
-            t = Tables(length)
-            position = torch.arange(length + 16, dtype=torch.float32)
-            for compressed in (False, True):
-                angle = torch.outer(position, inverse_frequencies(self.text, compressed=compressed))
-                t.cos[compressed] = angle.cos().to(self.device)
-                t.sin[compressed] = angle.sin().to(self.device)
+            t = Tables(batch, length)
             p = torch.arange(length)
+            for compressed in (False, True):
+                f = inverse_frequencies(self.text, compressed=compressed)
+                angle = torch.outer(torch.arange(length + 16).float(), f)
+                cos, sin = angle.cos().to(self.device), angle.sin().to(self.device)
+                t.cos[compressed] = cos[:length].repeat(batch, 1)
+                t.sin[compressed] = sin[:length].repeat(batch, 1)
+                if not compressed:
+                    t.draft_cos, t.draft_sin = cos, sin
             key = (p // w * w - w)[:, None] + torch.arange(2 * w)
-            t.window = ((key >= 0) & (key <= p[:, None]) & (key > p[:, None] - w)).to(self.device)
-            for ratio in (1, 2):
-                entries = torch.arange(length // ratio)
-                t.visible[ratio] = (entries < ((p + 1) // ratio)[:, None]).to(self.device)
-            self._tables[length] = t
-        return self._tables[length]
+            band = (key >= 0) & (key <= p[:, None]) & (key > p[:, None] - w)
+            t.window = band.repeat(batch, 1)[:, None].to(self.device)
+            self._tables[(batch, length)] = t
+        return self._tables[(batch, length)]
 
     def engram_rows(self, ids: Tensor) -> list[Tensor]:
         """Table rows of every Engram layer: int64 [B, T, columns] each (3.9)."""
@@ -131,11 +161,10 @@ class Twin:
         """Product x @ W^T in the dtype of x."""
         return x @ self.params[name].to(x.dtype).t()
 
-    def mix(self, x: Tensor, site: str) -> tuple[Tensor, Tensor, Tensor]:
+    def mix(self, streams: Tensor, ms: Tensor, site: str) -> tuple[Tensor, Tensor, Tensor]:
         """Mixer of one site: pre, post [T, C] and comb [T, C, C] (3.2)."""
-        p, w = self.params, ops.wide(x)
-        m = x.flatten(1).to(w) @ p[site + "_fn"].t()
-        ms = ops.mean_square(x)
+        p = self.params
+        m = streams @ p[site + "_fn"].t()
         pre, post, logits = ops.hc_gates(m, ms, p[site + "_scale"], p[site + "_base"])
         return pre, post, sinkhorn(logits, self.text["hc_sinkhorn_iters"])
 
@@ -163,8 +192,8 @@ class Twin:
         return self.linear(z.transpose(0, 1).flatten(1), name + ".wo_b.weight")
 
     def compress(self, x: Tensor, layer: int, state: State) -> None:
-        """Publishes the compressed rows and index keys of a kv source (3.5); x [B, T, D]."""
-        p, name = self.params, f"layers.{layer}.attn"
+        """Publishes the compressed rows and index keys of a kv source (3.5); x [N, D]."""
+        p, name, tables = self.params, f"layers.{layer}.attn", state.tables
         ratio = self.text["compress_ratios"][layer]
         norm = p[name + ".compressor.norm.weight"]
         if ratio == 2:
@@ -175,92 +204,191 @@ class Twin:
             latent = ops.pool_pairs(kv, gate, norm, x.dtype)
         else:
             latent = ops.fast_norm(self.linear(x, name + ".compressor.wkv.weight"), norm)
-        cos = state.tables.cos[True][: x.shape[1] : ratio]
-        sin = state.tables.sin[True][: x.shape[1] : ratio]
-        key = self.linear(latent.detach(), name + ".indexer.wk.weight")
+        cos, sin = tables.cos[True][::ratio], tables.sin[True][::ratio]
+        key = self.linear(state.inner(latent), name + ".indexer.wk.weight")
         key = ops.fast_norm(key, p[name + ".indexer.k_norm.weight"])
-        state.keys[layer] = ops.index_row(key, cos, sin)
-        state.rows[layer] = ops.compressed_row(latent, cos, sin)
+        shape = (tables.batch, tables.length // ratio, -1)
+        state.keys[layer] = ops.index_row(key, cos, sin).view(shape)
+        state.rows[layer] = ops.compressed_row(latent, cos, sin).view(shape)
 
-    def index(self, x: Tensor, qr: Tensor, layer: int, state: State) -> Tensor:
-        """Scores [B, T, L] of an index source; publishes its mask (3.6, 3.7)."""
-        text, name = self.text, f"layers.{layer}.attn.indexer"
+    def kv_source(self, layer: int) -> int:
+        """The layer whose compressed rows and keys `layer` reads."""
+        return int(max(s for s in self.text["kv_source_layer_ids"] if s <= layer))
+
+    def index_query(self, x: Tensor, qr: Tensor, layer: int, state: State) -> rows.Query:
+        """Queries, head weights and keys of an index source (3.6), with gradient."""
+        text, name, tables = self.text, f"layers.{layer}.attn.indexer", state.tables
         heads, dim = text["index_n_heads"], text["index_head_dim"]
-        batch, length = x.shape[:2]
-        source = max(s for s in text["kv_source_layer_ids"] if s <= layer)
-        visible = state.tables.visible[text["compress_ratios"][layer]]
-        q = self.linear(qr.detach(), name + ".wq_b.weight").view(batch, length, heads, dim)
-        cos, sin = state.tables.cos[True][:length, None], state.tables.sin[True][:length, None]
-        q = ops.index_row(q, cos, sin)
-        w = self.linear(x.detach(), name + ".weights_proj.weight")
-        s = torch.bmm(q.view(batch, length * heads, dim), state.keys[source].transpose(1, 2))
-        scores = ops.weigh_index(s.view(batch, length, heads, -1), w, dim**-0.5 * heads**-0.5)
-        allowed = visible.expand_as(scores)
-        first = text["candidate_source_layer_id"]
-        if 0 <= first < layer and state.kept is not None and not state.dense:
-            allowed = allowed & state.kept
+        q = self.linear(state.inner(qr), name + ".wq_b.weight").view(-1, heads, dim)
+        q = ops.index_row(q, tables.cos[True][:, None], tables.sin[True][:, None])
+        w = self.linear(state.inner(x), name + ".weights_proj.weight")
+        shape = (tables.batch, tables.length)
+        return rows.Query(
+            q.view(*shape, heads, dim), w.view(*shape, heads), state.keys[self.kv_source(layer)],
+            text["compress_ratios"][layer], dim**-0.5 * heads**-0.5,
+            state.exact, state.pattern,
+        )  # fmt: skip
+
+    def index_masks(self, query: rows.Query, layer: int, state: State) -> Tensor:
+        """Scores [N, L] of an index source; publishes its mask (3.6, 3.7)."""
+        text = self.text
+        batch, length, heads, dim = query.q.shape
+        s = torch.bmm(query.q.view(batch, -1, dim), query.keys.transpose(1, 2))
+        s = s.view(batch * length, heads, -1)
+        scores = ops.weigh_index(s, query.w.view(-1, heads), query.scale)
+        chosen = scores.view(batch, length, -1).detach()
+        if query.pattern:
+            chosen = rows.pattern_scores(chosen, query.pattern)
+        visible = state.tables.visible(query.ratio).expand_as(chosen)
         if state.dense:
-            mask = allowed.contiguous()
-        else:
-            mask = ops.select(scores, allowed, text["index_topk"], exact=state.exact)
-        state.masks[layer] = mask
-        if layer == first and not state.dense:
-            state.kept = ops.candidates(
-                scores, visible.expand_as(scores), text["candidate_block_size"],
-                text["candidate_topk_blocks"], exact=state.exact,
+            state.masks[layer] = visible.contiguous()
+            return scores
+        first = text["candidate_source_layer_id"]
+        allowed = visible
+        if 0 <= first < layer and state.kept is not None and "candidates" not in state.off:
+            allowed = visible & state.kept
+        state.masks[layer] = rows.select(chosen, allowed, text["index_topk"], exact=state.exact)
+        if layer == first:
+            state.kept = rows.candidates(
+                chosen, visible, text["candidate_block_size"], text["candidate_topk_blocks"],
+                exact=state.exact,
             )  # fmt: skip
         return scores
 
+    def index_picks(self, query: rows.Query, layer: int, state: State) -> None:
+        """Publishes the rows an index source chooses, as lists."""
+        text = self.text
+        first, k, size = (
+            text["candidate_source_layer_id"], text["index_topk"], text["candidate_block_size"],
+        )  # fmt: skip
+        if 0 <= first < layer and state.kept is not None and "candidates" not in state.off:
+            state.picks[layer] = rows.pick_within(query, k, size, state.kept)
+            return
+        blocks = text["candidate_topk_blocks"] if layer == first else 0
+        index, valid, held = rows.pick(query, k, size, blocks)
+        state.picks[layer] = (index, valid)
+        if blocks:
+            state.kept = held
+
     def attention(self, x: Tensor, layer: int, state: State) -> Tensor:
-        """Window and compressed rows under one softmax with a sink (3.4, 3.8); x [B, T, D]."""
+        """Window and compressed rows under one softmax with a sink (3.4, 3.8); x [N, D]."""
         p, text, name = self.params, self.text, f"layers.{layer}.attn"
-        batch, length, _ = x.shape
         heads, dim, w = text["num_attention_heads"], text["head_dim"], text["sliding_window"]
-        ratio = text["compress_ratios"][layer]
-        cos = state.tables.cos[ratio > 0][:length]
-        sin = state.tables.sin[ratio > 0][:length]
+        ratio, tables = text["compress_ratios"][layer], state.tables
+        cos, sin = tables.cos[ratio > 0], tables.sin[ratio > 0]
         qr = ops.fast_norm(self.linear(x, name + ".wq_a.weight"), p[name + ".q_norm.weight"])
-        q = self.linear(qr, name + ".wq_b.weight").view(batch, length, heads, dim)
+        q = self.linear(qr, name + ".wq_b.weight").view(-1, heads, dim)
         q = ops.fast_rotate(q, cos[:, None], sin[:, None])
         kv = self.linear(x, name + ".wkv.weight")
         kv = ops.window_row(kv, p[name + ".kv_norm.weight"], cos, sin)
-        blocks = F.pad(kv, (0, 0, w, 0)).unflatten(1, (-1, w))
+        blocks = F.pad(kv.view(tables.batch, -1, dim), (0, 0, w, 0)).unflatten(1, (-1, w))
         pairs = torch.cat((blocks[:, :-1], blocks[:, 1:]), 2).flatten(0, 1)  # [B*nb, 2W, H]
-        s = torch.bmm(q.view(-1, w * heads, dim), pairs.transpose(1, 2))
-        s = s.view(batch, length, heads, 2 * w)
-        band, scale, sink = state.tables.window[:, None], dim**-0.5, p[name + ".attn_sink"]
+        s = torch.bmm(q.view(-1, w * heads, dim), pairs.transpose(1, 2)).view(-1, heads, 2 * w)
+        sink = p[name + ".attn_sink"]
         if ratio == 0:
-            pw = ops.softmax_one(s, band, sink, scale)
-            o = torch.bmm(pw.view(-1, w * heads, 2 * w), pairs).view(batch, length, heads, dim)
+            pw, far = ops.softmax_one(s, tables.window, sink, dim**-0.5), None
         else:
-            o = self._attend_long(x, qr, q, layer, state, (s, pairs, band, sink, scale))
+            pw, far = self._attend_far(x, qr, q, layer, state, s)
+        o = torch.bmm(pw.view(-1, w * heads, 2 * w), pairs).view(-1, heads, dim)
+        if far is not None:
+            o = o + far
         o = ops.fast_rotate(o, cos[:, None], -sin[:, None])
-        return self.output(o.reshape(batch * length, heads * dim), name)
+        return self.output(o.reshape(-1, heads * dim), name)
 
-    def _attend_long(
-        self, x: Tensor, qr: Tensor, q: Tensor, layer: int, state: State, near: tuple[Any, ...]
-    ) -> Tensor:
+    def _attend_far(
+        self, x: Tensor, qr: Tensor, q: Tensor, layer: int, state: State, s: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Window probabilities [N, heads, 2W] and what the compressed rows give [N, heads, H]."""
         text = self.text
-        s, pairs, band, sink, scale = near
-        batch, length, heads, dim = q.shape
-        w = text["sliding_window"]
         if layer in text["kv_source_layer_ids"]:
             self.compress(x, layer, state)
-        scores = None
+        query = scores = None
         if layer in text["index_source_layer_ids"]:
-            scores = self.index(x, qr, layer, state)
-        rows = state.rows[max(i for i in text["kv_source_layer_ids"] if i <= layer)]
-        mask = state.masks[max(i for i in text["index_source_layer_ids"] if i <= layer)]
-        far = torch.bmm(q.view(batch, length * heads, dim), rows.transpose(1, 2))
-        far = far.view(batch, length, heads, -1)
-        pw, pc = ops.softmax_two(s, band, far, mask[:, :, None], sink, scale)
-        if scores is not None and scores.requires_grad:
-            state.index_losses.append(ops.index_loss(scores, pc, mask))
-        o = torch.bmm(pw.view(-1, w * heads, 2 * w), pairs).view(batch, length, heads, dim)
-        return o + torch.bmm(pc.view(batch, length * heads, -1), rows).view_as(o)
+            query = self.index_query(x, qr, layer, state)
+            if state.long:
+                self.index_picks(query, layer, state)
+            else:
+                scores = self.index_masks(query, layer, state)
+        source = max(i for i in text["index_source_layer_ids"] if i <= layer)
+        sink = self.params[f"layers.{layer}.attn.attn_sink"]
+        attend = self._far_picked if state.long else self._far_masked
+        if state.long and state.recompute and torch.is_grad_enabled():
+            near, probability, far = checkpoint(  # type: ignore[misc]
+                attend, q, s, sink, layer, source, state,
+                use_reentrant=False, preserve_rng_state=False,
+            )  # fmt: skip
+        else:
+            near, probability, far = attend(q, s, sink, layer, source, state)
+        if query is not None and torch.is_grad_enabled():
+            self._index_losses(query, scores, probability, layer, state)
+        self._copy_loss(probability, layer, source, state)
+        return near, far
+
+    def _far_masked(
+        self, q: Tensor, s: Tensor, sink: Tensor, layer: int, source: int, state: State
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """All rows under a mask: near and far probabilities, far output [N, heads, H]."""
+        held, mask = state.rows[self.kv_source(layer)], state.masks[source]
+        heads, dim = q.shape[1:]
+        far = torch.bmm(q.view(held.shape[0], -1, dim), held.transpose(1, 2))
+        far = far.view(q.shape[0], heads, -1)
+        pw, pc = ops.softmax_two(
+            s, state.tables.window, far, mask.flatten(0, 1)[:, None], sink, dim**-0.5
+        )
+        out = torch.bmm(pc.view(held.shape[0], -1, held.shape[1]), held)
+        return pw, pc, out.view_as(q)
+
+    def _far_picked(
+        self, q: Tensor, s: Tensor, sink: Tensor, layer: int, source: int, state: State
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The chosen rows only, gathered; as _far_masked."""
+        index, valid = state.picks[source]
+        held = rows.gather_rows(state.rows[self.kv_source(layer)], index)
+        far = torch.bmm(q, held.transpose(1, 2))
+        mask = valid.flatten(0, 1)[:, None]
+        pw, pc = ops.softmax_two(s, state.tables.window, far, mask, sink, q.shape[-1] ** -0.5)
+        return pw, pc, torch.bmm(pc, held)
+
+    def _index_losses(
+        self, query: rows.Query, scores: Tensor | None, p: Tensor, layer: int, state: State
+    ) -> None:
+        """KL to the attention over the rows attended, and the retrieval loss."""
+        if not query.q.requires_grad:
+            return
+        heads, dim = query.q.shape[2:]
+        if scores is not None:
+            mask = state.masks[layer].flatten(0, 1)
+        else:
+            index, valid = state.picks[layer]
+            keys, mask = rows.gather_rows(query.keys, index), valid.flatten(0, 1)
+            s = torch.bmm(query.q.view(-1, heads, dim), keys.transpose(1, 2))
+            scores = ops.weigh_index(s, query.w.view(-1, heads), query.scale)
+        state.index_losses.append(ops.index_loss(scores, p, mask))
+        if state.finds is not None:
+            state.find_losses.append(
+                retrieval.index_find_loss(
+                    query.q, query.w, query.keys, query.scale, query.ratio, state.finds
+                )
+            )
+
+    def _copy_loss(self, p: Tensor, layer: int, source: int, state: State) -> None:
+        """Attention should read the copied row, on the index sources of ratio 1."""
+        ratio = self.text["compress_ratios"][layer]
+        if state.finds is None or not p.requires_grad or ratio > 1 or source != layer:
+            return
+        p = p.view(state.tables.batch, state.tables.length, *p.shape[1:])
+        if state.long:
+            mass, ok = retrieval.mass_picked(p, state.picks[source][0], state.finds, ratio)
+        else:
+            mass, ok = retrieval.mass_dense(p, state.finds, ratio)
+            picked = retrieval.picked_rows(state.masks[source], state.finds, ratio)
+            ok = ok & picked
+        state.copy_losses.append(retrieval.attention_find_loss(mass, ok))
 
     def engram(self, x: Tensor, n: int, layer: int, state: State) -> Tensor:
         """Injection into the streams [T, C, D] (3.9)."""
+        if "engram" in state.off:
+            return x
         p, name = self.params, f"layers.{layer}.engram"
         table = ops.qdq8(p[name + ".embed.weight"])
         rows = ops.lookup(table, state.hash_rows[n].flatten(0, 1)).flatten(1).to(x.dtype)
@@ -273,12 +401,12 @@ class Twin:
     def sublayers(self, x: Tensor, pre: Tensor, name: str, attend: Any, moe: Any) -> Any:
         """One layer around its attention and its MoE: streams and the FFN's pre (3.1)."""
         p = self.params
-        next_pre, post, comb = self.mix(x, name + ".hc_attn")
-        y = attend(ops.hc_collapse_norm(x, pre, p[name + ".attn_norm.weight"]))
-        x = ops.hc_expand(y, x, post, comb)
-        last_pre, post, comb = self.mix(x, name + ".hc_ffn")
-        y = moe(ops.hc_collapse_norm(x, next_pre, p[name + ".ffn_norm.weight"]))
-        return ops.hc_expand(y, x, post, comb), last_pre
+        y, streams, ms = ops.hc_enter(x, pre, p[name + ".attn_norm.weight"])
+        next_pre, post, comb = self.mix(streams, ms, name + ".hc_attn")
+        x = ops.hc_expand(attend(y), x, post, comb)
+        y, streams, ms = ops.hc_enter(x, next_pre, p[name + ".ffn_norm.weight"])
+        last_pre, post, comb = self.mix(streams, ms, name + ".hc_ffn")
+        return ops.hc_expand(moe(y), x, post, comb), last_pre
 
     def embed(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Streams [T, C, D] and the one-hot pre of flat ids [T]."""
@@ -293,7 +421,6 @@ class Twin:
     def hidden(self, ids: Tensor, state: State) -> Tensor:
         """Normed last hidden [B*T, D] of ids [B, T]; fills `state`."""
         text, p = self.text, self.params
-        batch, length = ids.shape
         x, pre = self.embed(ids.flatten())
         for layer in range(text["num_hidden_layers"]):
             if layer in text["engram_layer_ids"]:
@@ -303,7 +430,7 @@ class Twin:
             name = f"layers.{layer}"
             x, pre = self.sublayers(
                 x, pre, name,
-                lambda a, n=layer: self.attention(a.view(batch, length, -1), n, state),
+                lambda a, n=layer: self.attention(a, n, state),
                 lambda a, n=name: self.moe(
                     a, n + ".ffn", text["n_routed_experts"], text["num_experts_per_tok"], state
                 ),
@@ -314,7 +441,7 @@ class Twin:
 
     def start(self, ids: Tensor, **flags: Any) -> State:
         """A fresh state for ids [B, T]."""
-        return State(self.tables(ids.shape[1]), self.engram_rows(ids), **flags)
+        return State(self.tables(ids.shape[1], ids.shape[0]), self.engram_rows(ids), **flags)
 
     def padded(self, ids: Tensor) -> Tensor:
         """The ids with pad ids appended to a multiple of the window (and of 2)."""

@@ -1,0 +1,87 @@
+"""The steps of the training on a lent GPU: what they carry, what they repeat, what they give up."""
+
+import argparse
+import json
+
+import pytest
+import torch
+from tools.demo import expedition
+from tools.demo.expedition import Expedition, collect
+
+
+def made(tmp_path, **more):
+    args = argparse.Namespace(
+        demo=tmp_path / "demo", work=tmp_path / "work", out=tmp_path / "out", carry=None,
+        seconds=100.0, widths="mix,3", device="cpu", graph=False, compile=False, rehearsal=True,
+    )  # fmt: skip
+    vars(args).update(more)
+    return Expedition(args)
+
+
+def test_large_files_travel_in_parts_and_come_together_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(expedition, "PART_BYTES", 1000)
+    step = made(tmp_path)
+    pack = step.work / "packs" / "mix"
+    pack.mkdir(parents=True)
+    data = bytes(range(256)) * 50  # 13 parts: more than nine, so their order is by number
+    (pack / "model.safetensors").write_bytes(data)
+    (pack / "config.json").write_text("{}")
+    step.carry_away([pack / "model.safetensors", pack / "config.json"])
+    assert max(p.stat().st_size for p in step.out.iterdir()) <= 1000
+    collect([step.out], tmp_path / "all")
+    assert (tmp_path / "all" / "mix.model.safetensors").read_bytes() == data
+    assert (tmp_path / "all" / "mix.config.json").read_text() == "{}"
+
+
+def test_a_result_is_made_once_and_a_failure_costs_only_itself(tmp_path):
+    step, calls = made(tmp_path), []
+
+    def good():
+        calls.append(1)
+        return {"value": 3}
+
+    def bad():
+        raise ValueError("no such text")
+
+    step.once("bad.json", bad)
+    step.once("good.json", good)
+    step.once("good.json", good)
+    assert len(calls) == 1
+    step.results()
+    kept = json.loads((step.out / "results.json").read_text())
+    assert kept == {"good": {"value": 3}}
+    assert "no such text" in (step.out / "log.jsonl").read_text()
+
+
+def test_the_config_of_the_run_is_settled_once(tmp_path):
+    step = made(tmp_path)
+    (step.demo / "checkpoint").mkdir(parents=True)
+    (step.demo / "checkpoint/config.json").write_text('{"a": 1}')
+    step.settle_config()
+    (step.demo / "checkpoint/config.json").write_text('{"a": 2}')  # unpacked meanwhile
+    step.settle_config()
+    assert (step.work / "config.json").read_text() == '{"a": 1}'
+
+
+def test_c_without_a_backbone_says_what_to_run(tmp_path):
+    with pytest.raises(FileNotFoundError, match="run B first"):
+        made(tmp_path).finish()
+
+
+def test_a_failing_module_is_an_error(tmp_path):
+    with pytest.raises(RuntimeError, match=r"tools\.demo\.curves ended with"):
+        made(tmp_path).python("curves", str(tmp_path / "none"), str(tmp_path))
+
+
+def test_calibration_survives_the_disk(tmp_path):
+    from tools.demo.packs import load_calibration, save_calibration
+
+    from twinspark.quantize.calibrate import Calibration
+    from twinspark.quantize.hessian import Hessian
+
+    moment = torch.eye(4) * 2
+    found = Calibration({"head": Hessian(moment, 7)}, {"head": 7}, 12, 3)
+    save_calibration(found, tmp_path / "h.pt")
+    back = load_calibration(tmp_path / "h.pt")
+    assert torch.equal(back.hessians["head"].moment_KK, moment)
+    assert (back.rows, back.tokens, back.sequences) == ({"head": 7}, 12, 3)
