@@ -197,6 +197,11 @@ def test_bad_documents_are_left_out(text, why):
     assert clean.fault(text, "code") == why
 
 
+def test_a_speech_may_be_one_long_line():
+    speech = "We the people of this land have come a long way, and we go on. " * 120
+    assert (clean.fault(speech, "prose"), clean.fault(speech, "docs")) == ("", "long lines")
+
+
 def test_near_copies_are_left_out():
     lines = [f"line number {n} of this very document\n" for n in range(80)]
     seen = clean.Seen()

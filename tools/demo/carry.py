@@ -5,7 +5,7 @@
 
 One xz stream over a tar of everything that training reads, cut into parts: needles repeat the
 texts they hide in, and one window over all of it makes these repetitions free. Tokens compress
-better than the text they stand for (README.md has the figures).
+a little better than the text they stand for (README.md has the figures).
 """
 
 import argparse
@@ -48,49 +48,21 @@ def contents(demo: pathlib.Path) -> list[pathlib.Path]:
     return [*sorted(found, key=place), *sorted(demo.glob("checkpoint/*.json"))]
 
 
-class _Parts:
-    """A file that goes on in the next part when one is full."""
-
-    def __init__(self, folder: pathlib.Path, limit: int) -> None:
-        self.folder, self.limit = folder, limit
-        self.names: list[str] = []
-        self._file: IO[bytes] | None = None
-        self._room = 0
-
-    def write(self, data: bytes) -> None:
-        while data:
-            if self._room == 0:
-                self.close()
-                self.names.append(f"demo-data-{len(self.names)}.xz")
-                self._file = (self.folder / self.names[-1]).open("wb")
-                self._room = self.limit
-            assert self._file is not None
-            self._file.write(data[: self._room])
-            written = min(len(data), self._room)
-            data, self._room = data[written:], self._room - written
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-
 class _Squeezed:
     """What tarfile writes to."""
 
-    def __init__(self, parts: _Parts, window: int) -> None:
-        self._parts = parts
+    def __init__(self, file: IO[bytes], window: int) -> None:
+        self._file = file
         self._packer = lzma.LZMACompressor(
             format=lzma.FORMAT_XZ, check=lzma.CHECK_CRC64, filters=_filters(window)
         )
 
     def write(self, data: bytes) -> int:
-        self._parts.write(self._packer.compress(data))
+        self._file.write(self._packer.compress(data))
         return len(data)
 
     def close(self) -> None:
-        self._parts.write(self._packer.flush())
-        self._parts.close()
+        self._file.write(self._packer.flush())
 
 
 def pack(
@@ -101,31 +73,45 @@ def pack(
     Args:
         demo: the folder that `data.py` filled.
         out: where the parts go; older parts there are removed.
-        limit: bytes of a part.
+        limit: bytes of a part at most; all are of one size.
         window: bytes; packing takes eleven times as much memory.
 
     Returns:
         The parts in order.
     """
     out.mkdir(parents=True, exist_ok=True)
-    for old in out.glob("demo-data-*.xz"):
-        old.unlink()
     files = contents(demo)
-    parts = _Parts(out, limit)
-    sink = _Squeezed(parts, window)
-    with tarfile.open(fileobj=sink, mode="w|", format=tarfile.USTAR_FORMAT) as tar:  # type: ignore[call-overload]
-        for path in files:
-            info = tarfile.TarInfo(path.relative_to(demo).as_posix())
-            info.size = path.stat().st_size
-            with path.open("rb") as file:
-                tar.addfile(info, file)
-    sink.close()
-    made = [out / name for name in parts.names]
+    whole = out / "whole.xz"
+    with whole.open("wb") as file:
+        sink = _Squeezed(file, window)
+        with tarfile.open(fileobj=sink, mode="w|", format=tarfile.USTAR_FORMAT) as tar:  # type: ignore[call-overload]
+            for path in files:
+                info = tarfile.TarInfo(path.relative_to(demo).as_posix())
+                info.size = path.stat().st_size
+                with path.open("rb") as content:
+                    tar.addfile(info, content)
+        sink.close()
+    made = _cut(whole, limit)
     index = {
         "parts": {p.name: sources.digest(p) for p in made},
         "files": {p.relative_to(demo).as_posix(): sources.digest(p) for p in files},
     }
     (out / INDEX).write_text(json.dumps(index, indent=1) + "\n")
+    return made
+
+
+def _cut(whole: pathlib.Path, limit: int) -> list[pathlib.Path]:
+    """Parts of one size beside the file, which is removed."""
+    for old in whole.parent.glob("demo-data-*.xz"):
+        old.unlink()
+    total = whole.stat().st_size
+    size = -(-total // -(-total // limit))
+    made = []
+    with whole.open("rb") as file:
+        while data := file.read(size):
+            made.append(whole.with_name(f"demo-data-{len(made)}.xz"))
+            made[-1].write_bytes(data)
+    whole.unlink()
     return made
 
 

@@ -9,6 +9,7 @@ import zlib
 
 MIN_CHARACTERS = {"code": 200, "docs": 300, "prose": 300}
 MAX_CHARACTERS = 400_000
+MAX_LINE = {"code": 400, "docs": 6_000, "prose": MAX_CHARACTERS}  # a speech may be one line
 _GENERATED = re.compile(
     r"generated (by|from|automatically|file|code)|auto-?generated|automatically generated|"
     r"@generated|do not (edit|modify)|code generator",
@@ -58,8 +59,7 @@ def fault(text: str, kind: str) -> str:
     if kind != "prose" and _GENERATED.search(text[:800]):
         return "generated"
     lines = [line for line in text.split("\n") if line.strip()]
-    longest = max(map(len, lines))
-    if longest > (400 if kind == "code" else 6000) or _LONG_WORD.search(text):
+    if max(map(len, lines)) > MAX_LINE[kind] or _LONG_WORD.search(text):
         return "long lines"
     letters = sum(map(str.isalpha, text))
     ascii_letters = len(re.findall("[A-Za-z]", text))
