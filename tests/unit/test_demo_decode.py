@@ -2,6 +2,7 @@
 
 import torch
 from tests.unit.test_demo_long import made_twin
+from tools.demo import graphs
 from tools.demo.decode import Decoder, continue_texts, generate
 
 LENGTH = 45
@@ -32,6 +33,28 @@ def test_greedy_text_is_the_argmax_of_the_whole_forward():
         logits, _ = twin.logits(torch.tensor([text]), exact=True)
         best = logits[0].argmax(-1).tolist()
         assert best[len(prompt) - 1 : -1] == text[len(prompt) :]
+
+
+class Pretended:
+    """A captured graph as far as what it changes goes: the capture changes nothing, replays do."""
+
+    def __init__(self, run):
+        self.run = run
+
+    def replay(self):
+        self.run.result = self.run.fn()
+
+
+def test_ordinary_steps_before_a_capture_leave_no_trace(monkeypatch):
+    def capture(run):
+        for _ in range(graphs.WARMUPS):
+            run.fn()
+        run.graph = Pretended(run)
+
+    monkeypatch.setattr(graphs.Captured, "_capture", capture)
+    twin = made_twin()
+    prompts = [[0, 5, 6, 7, 8], [0, 9, 11, 12, 4]]
+    assert generate(twin, prompts, 20, graph=True) == generate(twin, prompts, 20)
 
 
 def test_sampled_rows_differ_and_greedy_rows_do_not():

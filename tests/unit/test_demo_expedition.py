@@ -2,11 +2,14 @@
 
 import argparse
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
 from tools.demo import expedition
 from tools.demo.expedition import Expedition, collect
+from tools.demo.train import _wait
 
 
 def made(tmp_path, **more):
@@ -71,6 +74,49 @@ def test_c_without_a_backbone_says_what_to_run(tmp_path):
 def test_a_failing_module_is_an_error(tmp_path):
     with pytest.raises(RuntimeError, match=r"tools\.demo\.curves ended with"):
         made(tmp_path).python("curves", str(tmp_path / "none"), str(tmp_path))
+
+
+def test_training_that_breaks_off_goes_on_without_graphs(tmp_path, monkeypatch):
+    step, calls = made(tmp_path), []
+
+    def train(command, until, *more):
+        calls.append((float(until), more))
+        if len(calls) == 1:
+            (step.work / "state.pt").touch()
+            raise RuntimeError("ended with -9")
+
+    monkeypatch.setattr(step, "train", train)
+    step.survive("backbone", lambda: 90.0, step.work / "state.pt", "--to", "1")
+    assert calls == [(90.0, ("--to", "1")), (90.0, ("--to", "1", "--resume", "--no-graph"))]
+    calls.clear()
+    with pytest.raises(RuntimeError, match="-9"):  # too late for another try
+        step.survive("backbone", lambda: 50.0, step.work / "state.pt")
+    assert len(calls) == 1
+
+
+def test_a_calibration_that_takes_too_long_is_done_without(tmp_path, monkeypatch):
+    step = made(tmp_path)
+    monkeypatch.setattr(step, "left", lambda: 0.0)
+    waited = []
+
+    class Slow(subprocess.Popen):
+        def wait(self, timeout=None):
+            waited.append(timeout)
+            return super().wait(None if timeout is None else 0.2)
+
+    child = Slow([sys.executable, "-c", "import time; time.sleep(60)"])
+    step.await_calibration(child)
+    assert waited[0] == 20.0 and child.returncode == -9
+    assert '"calibration"' in (step.work / "log.jsonl").read_text()
+
+
+def test_unpacking_that_fails_is_told_to_the_trainer(tmp_path):
+    carry = tmp_path / "carry"
+    (carry / "head" / "data").mkdir(parents=True)
+    step = made(tmp_path, carry=carry)  # no carry.json: unpacking cannot work
+    assert step.unpack().wait() != 0
+    with pytest.raises(RuntimeError, match="unpacking failed"):
+        _wait(step.demo / "data" / "ready", 30)
 
 
 def test_calibration_survives_the_disk(tmp_path):

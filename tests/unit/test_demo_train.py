@@ -126,6 +126,38 @@ def test_a_step_that_is_not_finite_goes_back_to_the_saved_run(config, data, tmp_
         made.restore(tmp_path / "other.pt")
 
 
+def test_a_bad_first_step_starts_again_at_half_the_rate(config, data, tmp_path):
+    made = trainer(config, data)
+    began = [p.detach().clone() for p in made.twin.params.values()]
+    real, calls = made.step, []
+
+    def step(form):
+        calls.append(made.factor.item())
+        result = real(form)
+        if len(calls) == 1:
+            for value in everything(made):  # what a step that is not finite leaves behind
+                value.data.fill_(float("nan")) if value.is_floating_point() else None
+            return result * float("nan")
+        if len(calls) == 2:
+            assert all(t.isfinite().all() for t in everything(made))
+        return result
+
+    made.step = step
+    made.train(Pace(1.0, steps=STEPS, stop_after=1), tmp_path / "state.pt")
+    assert made.at.faults == 1 and len(calls) == 2
+    assert calls[1] == pytest.approx(calls[0] / 2)
+    moved = [not torch.equal(a, b) for a, b in zip(made.twin.params.values(), began, strict=True)]
+    assert any(moved)
+
+
+def test_a_large_norm_is_no_fault(config, data, tmp_path):
+    made = trainer(config, data)
+    real = made.step
+    made.step = lambda form: real(form) + torch.tensor([0.0, 0, 0, 0, 1e5])
+    assert made.train(Pace(1.0, steps=2), tmp_path / "state.pt")
+    assert made.at.faults == 0
+
+
 def test_finish_leaves_plain_parameters_of_the_same_values(config, data, tmp_path):
     made = trainer(config, data)
     made.train(Pace(1.0, steps=2), tmp_path / "state.pt")

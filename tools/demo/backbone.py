@@ -4,6 +4,7 @@ Owns the step, its fixed input tensors and CUDA graphs, the pace (by the clock o
 steps), and what a saved run holds. Read next: `curriculum.py`, `train.py`.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -62,6 +63,14 @@ def target_weights(ids: Tensor, loss: Tensor, find: Tensor) -> Tensor:
     text = (ids != BOS) & (ids != PAD)
     mask = torch.where(loss.bool(), 1.0, curriculum.CONTEXT_WEIGHT * text)
     return mask + loss.float() * curriculum.ANSWER_WEIGHT * (find >= 0)
+
+
+def memory() -> dict[str, float]:
+    """GiB of the device: most ever used at once, and held now by the allocator."""
+    if not torch.cuda.is_available():
+        return {}
+    used, held = torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()
+    return {"peak_gib": round(used / 2**30, 1), "held_gib": round(held / 2**30, 1)}
 
 
 @dataclass
@@ -179,9 +188,12 @@ class Backbone:
                 at.run = Captured(
                     partial(self.step, form), enabled=self.options.graph, pool=self.pool
                 )
+            fresh = at.run.enabled and at.run.graph is None
             try:
                 result = at.run()
                 self.at.tokens += form.batch * form.length
+                if fresh:
+                    self.log("captured", form=str(form), **memory())
                 return result
             except torch.OutOfMemoryError as error:
                 self.shrink(form, error)
@@ -220,6 +232,7 @@ class Backbone:
         """Compiles every form (forward and backward, no step) and finds those that fit."""
         if self.options.compile:
             torch._dynamo.config.recompile_limit = 64
+            torch._dynamo.config.suppress_errors = True  # an op that cannot be compiled runs plain
             ops.switch.compiled = True
         for form in forms:
             began = time.monotonic()
@@ -240,7 +253,9 @@ class Backbone:
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             seconds = round(time.monotonic() - began, 1)
-            self.log("warm", form=str(now), seconds=seconds, compiled=ops.switch.compiled)
+            self.log(
+                "warm", form=str(now), seconds=seconds, compiled=ops.switch.compiled, **memory()
+            )
 
     # -- the loop ---------------------------------------------------------------------------------
 
@@ -249,13 +264,15 @@ class Backbone:
         options, at = self.options, self.at
         first, begin, began = at.step, at.progress, time.monotonic()
         spent, saved, evaluated, logged = at.seconds, began, began, (began, at.tokens)
+        if not path.is_file():
+            self.save(path)  # so that a bad step can go back even in the first minute
         while at.progress < pace.end:
             if pace.stop_after and at.step - first >= pace.stop_after:
                 self.save(path)
                 return False
             length = curriculum.next_length(at.credit, self.plan.mix(at.progress))
             form = self.plan.form(length, dense=at.progress < curriculum.DENSE_UNTIL)
-            rate = curriculum.rate_factor(at.step, at.progress)
+            rate = curriculum.rate_factor(at.step, at.progress) * 0.5**at.faults
             self.factor.fill_(rate)
             result = self.run(form)
             at.step += 1
@@ -270,7 +287,8 @@ class Backbone:
                     lr=round(rate, 4), tokens=at.tokens, tokens_s=round(speed),
                     **dict(zip(METRICS, [round(v, 4) for v in values], strict=True)),
                 )  # fmt: skip
-                if not all(abs(v) < 1e4 for v in values):
+                # a large norm is clipped and does no harm; a norm that is no number does
+                if not (all(abs(v) < 1e4 for v in values[:-1]) and math.isfinite(values[-1])):
                     self.recover(path, values)
                     continue
             now = time.monotonic()
@@ -292,7 +310,7 @@ class Backbone:
         return begin + (pace.end - begin) * (now - began) / max(pace.until - began, 1.0)
 
     def recover(self, path: Path, values: list[float]) -> None:
-        """Goes back to the saved run, and on with the data that follows.
+        """Goes back to the saved run, and on with the data that follows, at half the rate.
 
         Raises:
             FloatingPointError: nothing was saved yet, or it happened three times.

@@ -62,6 +62,7 @@ class Decoder:
 
     def start(self) -> None:
         """Back to position 0; what the caches hold is never read before it is written."""
+        self.run.prepare()  # not later: its ordinary calls are steps
         self.at.zero_()
         self.recent.fill_(self.twin.text["engram_pad_token_id"])
 

@@ -30,6 +30,8 @@ from tools.demo.decode import Decoder, continue_texts
 from tools.demo.train_draft import DraftPlan, draw_texts, freeze
 from tools.demo.twin import Twin
 
+from twinspark.quantize.calibrate import Calibration
+
 BREAK = 0.42  # progress at the end of A: before the first long window is needed
 PART_BYTES = 15_000_000
 BEGAN = time.monotonic()
@@ -72,17 +74,19 @@ class Expedition:
 
     def unpack(self) -> subprocess.Popen[bytes] | None:
         """Starts unpacking beside the compilation; the trainer waits for the marker."""
-        marker = self.demo / "data" / "ready"
+        marker, failed = self.demo / "data" / "ready", self.demo / "data" / "failed"
         if self.args.carry is None or marker.exists():
             return None
+        failed.unlink(missing_ok=True)
         head = self.args.carry / "head"
         if head.is_dir():  # config.json, token_map.npy: enough to compile with
             shutil.copytree(head, self.demo, dirs_exist_ok=True)
         code = (
             "import subprocess, sys, pathlib;"
-            f"subprocess.run([sys.executable, '-m', 'tools.demo.carry', 'unpack', "
-            f"{str(self.args.carry)!r}, {str(self.demo)!r}], check=True);"
-            f"pathlib.Path({str(marker)!r}).touch()"
+            f"code = subprocess.run([sys.executable, '-m', 'tools.demo.carry', 'unpack', "
+            f"{str(self.args.carry)!r}, {str(self.demo)!r}]).returncode;"
+            f"told = pathlib.Path({str(failed)!r} if code else {str(marker)!r});"
+            "told.parent.mkdir(parents=True, exist_ok=True); told.touch(); sys.exit(code)"
         )
         child = subprocess.Popen([sys.executable, "-c", code])
         if not head.is_dir() and child.wait() != 0:
@@ -94,14 +98,33 @@ class Expedition:
         child = self.unpack()
         self.settle_config()
         end = BREAK if name == "A" else 1.0
-        more = ["--resume"] if (self.work / "state.pt").is_file() else []
+        more = ["--to", str(end)]
         if child is not None:
             more += ["--wait", str(self.demo / "data" / "ready")]
         reserve = 2 if self.args.rehearsal else 25  # evaluation and export
-        self.train("backbone", str(max(5.0, self.left() - reserve)), "--to", str(end), *more)
+        self.survive("backbone", lambda: self.left() - reserve, self.work / "state.pt", *more)
         if child is not None and child.wait() != 0:
             raise RuntimeError(f"unpacking {self.args.carry} failed")
         self.carry_away([*self.checkpoint_files("backbone"), self.work / "log.jsonl"])
+
+    def survive(self, command: str, seconds: Callable[[], float], state: Path, *more: str) -> None:
+        """`train`, from `state` if it is there; once more without graphs if it breaks off.
+
+        Raises:
+            RuntimeError: it failed twice, or too late for another try.
+        """
+
+        def call(*flags: str) -> None:
+            resume = ["--resume"] if state.is_file() else []
+            self.train(command, str(max(5.0, seconds())), *more, *resume, *flags)
+
+        try:
+            call()
+        except RuntimeError as error:
+            self.note("failed", command=command, error=str(error), left=round(self.left()))
+            if seconds() < 60:
+                raise
+            call("--no-graph")
 
     def settle_config(self) -> None:
         """WORK/config.json with today's sizes: unpacking may write DEMO's at any time."""
@@ -151,15 +174,18 @@ class Expedition:
             raise FileNotFoundError(f"{wanted} holds no backbone; run B first")
         share = 0.3 if self.args.rehearsal else 0.48
         if not self.checkpoint_files("mtp"):
-            more = ["--resume"] if (self.work / "drafts.pt").is_file() else []
-            self.train("drafts", str(max(5.0, self.left() * share)), *more)
+            try:
+                self.survive("drafts", lambda: self.left() * share, self.work / "drafts.pt")
+            except RuntimeError:  # noted; what needs no drafts is still worth having
+                self.once("ablations.json", self.judge_ablations)
+                self.results()
+                raise
         write_index(wanted)
         calibration = self.start_calibration()
         self.once("drafts.json", self.judge_drafts)
         self.carry_away([*self.checkpoint_files("mtp"), self.work / "log.jsonl"])
         self.once("ablations.json", self.judge_ablations)
-        if calibration.wait() != 0:
-            raise RuntimeError(f"calibration ended with {calibration.returncode}")
+        self.await_calibration(calibration)
         self.make_packs()
         for width in self.args.widths.split(","):
             made = (self.work / "packs" / width / "config.json").is_file()
@@ -169,11 +195,20 @@ class Expedition:
 
     def start_calibration(self) -> subprocess.Popen[bytes]:
         """Hessians on the CPU, beside evaluations on the GPU."""
-        share = "0.05" if self.args.rehearsal else "0.6"
+        share = "0.05" if self.args.rehearsal else "0.4"
         where = [str(self.work / "checkpoint"), str(self.demo / "data"), str(self.hessians)]
         if self.hessians.is_file():
             return subprocess.Popen(["true"])
         return self.python("packs", "calibrate", *where, "--share", share, wait=False)
+
+    def await_calibration(self, child: subprocess.Popen[bytes]) -> None:
+        """Waits while there is time for a pack afterwards; without Hessians packs are made too."""
+        try:
+            child.wait(max(20.0, self.left() - (0 if self.args.rehearsal else 75)))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        self.note("calibration", code=child.returncode, left=round(self.left()))
 
     @property
     def hessians(self) -> Path:
@@ -189,7 +224,7 @@ class Expedition:
         began = time.monotonic()
         try:
             found = make()
-        except (RuntimeError, ValueError, OSError) as error:
+        except Exception as error:  # whatever it was, other results can still be made
             self.note("failed", result=name, error=repr(error)[:500])
             return
         path.write_text(json.dumps(found, indent=1) + "\n")
@@ -233,7 +268,7 @@ class Expedition:
         """Accepted drafts on greedy continuations of held-out text, source by source."""
         twin, held = self.twin(), self.batches("heldout")
         plan = self.draft_plan
-        count = 8 if self.args.rehearsal else 256
+        count = 8 if self.args.rehearsal else 128  # 65,000 blocks; their logits: 1.3e9 values
         result = {}
         decoder = Decoder(twin, count, plan.length, graph=self.args.graph)
         for name in plan.shares:
@@ -255,7 +290,9 @@ class Expedition:
         if not left:
             return
         checkpoint = packs.open_pack(self.work / "checkpoint")
-        calibration = packs.load_calibration(self.hessians)
+        calibration = Calibration({}, {}, 0, 0)  # rounding without feedback
+        if self.hessians.is_file():
+            calibration = packs.load_calibration(self.hessians)
         self.note("calibrated", tokens=calibration.tokens)
         limit = 50_000 if self.args.rehearsal else 0  # a CPU would take hours for all
         for width in left:
@@ -269,6 +306,7 @@ class Expedition:
                     checkpoint, folder / w, w, calibration, self.args.device, limit=limit
                 ),
             )
+            self.results()  # at once: the first width is the demo pack
 
     def judge_ablations(self) -> dict[str, Any]:
         """Held-out loss and right answers with one part of the model off."""

@@ -64,7 +64,10 @@ def index_find_loss(
 
 def attention_find_loss(mass: Tensor, valid: Tensor) -> Tensor:
     """-log of the chance that one head reads the copied row; mass [B, F, N] probabilities."""
-    missed = (1 - mass.to(ops.wide(mass))).clamp(min=1e-6).prod(-1)
+    each = (1 - mass.to(ops.wide(mass))).clamp(min=1e-6)
+    missed = each[..., 0]
+    for head in range(1, each.shape[-1]):  # prod() asks the device for zeros on the way back
+        missed = missed * each[..., head]
     return _mean(-torch.log((1 - missed).clamp(min=0) + 1e-3), valid)
 
 

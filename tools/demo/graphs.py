@@ -26,7 +26,13 @@ class Captured(Generic[Result]):
         self.graph: torch.cuda.CUDAGraph | None = None
         self.result: Result | None = None
 
+    def prepare(self) -> None:
+        """Captures now, if that is still to come: its ordinary calls change what `fn` changes."""
+        if self.enabled and self.graph is None:
+            self._capture()
+
     def _capture(self) -> None:
+        torch.cuda.empty_cache()  # what other streams hold is of no use to this one
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -44,8 +50,7 @@ class Captured(Generic[Result]):
         """Runs the step; the result's tensors are overwritten by the next call."""
         if not self.enabled:
             return self.fn()
-        if self.graph is None:
-            self._capture()
+        self.prepare()
         assert self.graph is not None
         self.graph.replay()
         assert self.result is not None

@@ -159,8 +159,8 @@ class Optimizer:
         kept = [self.adam.state[p] for p in self.rest]
         if all(kept):  # in place: a captured step reads these very tensors
             for now, then in zip(kept, state["adam"], strict=True):
-                for key, value in then.items():
-                    now[key].copy_(value)
+                for key, value in now.items():
+                    value.copy_(then[key]) if then else value.zero_()  # saved before its first step
             return
         order = [p for group in self.adam.param_groups for p in group["params"]]
         place = {id(p): i for i, p in enumerate(self.rest)}

@@ -136,7 +136,9 @@ def save_calibration(found: Calibration, path: Path) -> None:
     """Hessians as a file of tensors."""
     hessians = {n: (h.moment_KK, h.rows) for n, h in found.hessians.items()}
     kept = {"hessians": hessians, "rows": found.rows, "tokens": found.tokens}
-    torch.save(kept | {"sequences": found.sequences}, path)
+    part = path.with_suffix(".part")  # a file that is there is whole
+    torch.save(kept | {"sequences": found.sequences}, part)
+    part.replace(path)
 
 
 def load_calibration(path: Path) -> Calibration:

@@ -112,9 +112,16 @@ class Run:
 
 
 def _wait(path: pathlib.Path, seconds: float) -> None:
-    """Waits for a file that another process writes when the data is unpacked."""
+    """Waits for a file that another process writes when the data is unpacked.
+
+    Raises:
+        RuntimeError: that process said that it failed.
+        TimeoutError: it said nothing in so many seconds.
+    """
     end = time.monotonic() + seconds
     while not path.exists():
+        if path.with_name("failed").exists():
+            raise RuntimeError(f"unpacking failed, so {path} will not appear; see the lines above")
         if time.monotonic() > end:
             raise TimeoutError(f"{path} did not appear in {seconds:.0f} s; is the data unpacked?")
         time.sleep(0.2)
