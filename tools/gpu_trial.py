@@ -20,13 +20,14 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNEL_GROUPS = ("products", "experts", "attention", "index", "head", "residual", "plain")
 KERNEL_TESTS = (
-    "attention_cuda", "cache_rows", "engram_cuda", "exl3_cuda", "exl3_many", "experts_cuda",
-    "head_cuda", "index_cuda", "places", "plain_cuda", "residual_cuda",
+    "attention_cuda", "cache_rows", "engram_cuda", "exchange", "exl3_cuda", "exl3_many",
+    "experts_cuda", "head_cuda", "index_cuda", "places", "plain_cuda", "residual_cuda",
 )  # fmt: skip
 MARK = "gpu and not slow"
 _GRACE_S = 10  # from an interrupt to the end
@@ -72,6 +73,7 @@ def steps(out: Path) -> list[Step]:
         _test(f"kernels-{name}", f"tests/kernels/test_{name}.py", 300) for name in KERNEL_TESTS
     ]
     found.append(_test("cells-run", "tests/unit/bench", 300))
+    found.append(_test("device", "tests/unit/model/test_device.py", 200))
     found.append(_test("trellis", "tests/unit/quantize/test_trellis.py", 200))
     found.append(
         Step(
@@ -215,6 +217,8 @@ def main() -> int:
     known = {step.group for step in everything} | {step.name for step in everything}
     if not wanted or set(wanted) - known:
         parser.error(f"--only is {given.only!r}, expected some of {', '.join(sorted(known))}")
+    if find_spec("pytest") is None:
+        parser.error("pytest is not installed here; `make test` installs the test tools")
     if not given.dry and (reason := why_no_device()):
         parser.error(f"{reason}; --dry looks at every step without one")
     chosen = [step for step in everything if {step.group, step.name} & set(wanted)]

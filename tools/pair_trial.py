@@ -22,6 +22,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = sorted(set(wanted) - {step.name for step in STEPS})
     if unknown:
         parser.error(f"no step {unknown[0]!r}; there are {', '.join(s.name for s in STEPS)}")
+    if not given.dry and find_spec("pytest") is None:
+        parser.error("pytest is not installed here; `make test` installs the test tools")
     steps = [step for step in STEPS if not wanted or step.name in wanted]
     if given.dry:
         for step in steps:

@@ -24,19 +24,19 @@ MAX_TOKENS = 200
 NEXT_STEPS = """
 The server keeps running; Ctrl-C ends it. To try next, in another terminal:
 
-  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{{"model": "demo",
-    "messages": [{{"role": "user", "content": "What is the capital of France?"}}], "stream": true}}'
+curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{{"model": "demo",
+  "messages": [{{"role": "user", "content": "What is the capital of France?"}}], "stream": true}}'
 
-  {program} chat
-  {program} chat --once "Name three colors." --seed 7
+{program} chat
+{program} chat --once "Name three colors." --seed 7
 
-  {python} - <<'END'
-  from openai import OpenAI
-  client = OpenAI(base_url="{url}/v1", api_key="none")
-  reply = client.chat.completions.create(
-      model="demo", messages=[{{"role": "user", "content": "Who are you?"}}])
-  print(reply.choices[0].message.content)
-  END
+{python} - <<'END'
+from openai import OpenAI
+client = OpenAI(base_url="{url}/v1", api_key="none")
+reply = client.chat.completions.create(
+    model="demo", messages=[{{"role": "user", "content": "Who are you?"}}])
+print(reply.choices[0].message.content)
+END
 
 In Python without a server:  from twinspark import LLM; llm = LLM.demo()
 """
@@ -56,7 +56,7 @@ def demo(
     if find_spec("openai") is None:
         raise ConfigError(
             "the demo asks with the openai client, which is not installed; "
-            "run: pip install 'twinspark[demo]'"
+            f"run: {sys.executable} -m pip install 'twinspark[demo]'"
         )
     from twinspark.cli.serve import bind, run_server
     from twinspark.config.engine import EngineConfig

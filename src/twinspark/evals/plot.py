@@ -3,6 +3,7 @@
 Read next: `catalog.py`, which says what picture fits an evaluation.
 """
 
+import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,7 +36,7 @@ def check_plot(path: Path) -> None:
     if find_spec("matplotlib") is None:
         raise ConfigError(
             "--plot draws with matplotlib, which is not installed; "
-            "run: pip install 'twinspark[plot]'"
+            f"run: {sys.executable} -m pip install 'twinspark[plot]'"
         )
 
 
