@@ -174,6 +174,8 @@ def test_changed_ideals_are_wrong():
             assert not step.judge(Answer(content=content.replace(value, other.value)))
         assert not step.judge(Answer(content=content.replace(value, value + "7")))
         assert not step.judge(Answer(content=content, finish="length"))
+        assert not step.judge(Answer(content=stack.prompt))
+        assert not step.judge(Answer(content=stack.prompt.rpartition("\n\n")[0]))
         for wrong in (f"-{value}", f"{value}-1", f"{value}.5", f"not {value}"):
             assert not step.judge(Answer(content=content.replace(value, wrong)))
         if len(stack.asked) > 1:

@@ -46,7 +46,9 @@ def test_the_written_digits_are_the_result():
 
 @pytest.mark.parametrize("text", [
     "85", "The answer is **85**.", "47 + 38 = 85.", "$\\boxed{85}$", "85.0", "\\(47 + 38 = 85\\)",
-    "85 (since 40+45)", "85 = 47 + 38", "47 plus 38 is 85", "_85_", "85 apples", "(85)",
+    "7 + 8 = 15. Together that is 85.", "40 + 30 = 70\n7 + 8 = 15\nThe total is 85",
+    "It is 85. I added 47 and 38.", "85 (since 40+45)",
+    "85 = 47 + 38", "47 plus 38 is 85", "_85_", "85 apples", "(85)",
     "The sum of 47 and 38 is 85.", "40 + 30 = 70, 7 + 8 = 15, 70 + 15 = 85",
     "47 + 38 = 85 (= 80 + 5)",
     "What is 47 + 38? It is 85.", "**Answer:** 85", "`47 + 38 = 85`",

@@ -71,22 +71,25 @@ def without_marks(text: str) -> str:
 def told_number(text: str, asked: Sequence[float], question: str = "") -> float | None:
     """The one result an answer tells; None where it tells none, or several.
 
-    It is what stands after the last "=" that is followed by one, else the only number outside of
-    sums, brackets and the question.
+    It is the only number, outside of sums, brackets and the question, of the last sentence or
+    side of an equation that has such numbers.
 
     Args:
         text: the answer.
         asked: the question's numbers; they may be said again before the result.
         question: its text, which is no answer when it is said again.
     """
-    said = " ".join(without_thousands(without_marks(text)).casefold().split())
+    lines = without_thousands(without_marks(text)).casefold().splitlines()
+    said = ". ".join(" ".join(line.split()) for line in lines)
     if question:
         said = said.replace(without_marks(question).casefold().rstrip("?.:= "), " ")
-    for part in reversed(said.split("=")):
-        if found := _alone_numbers(part):
-            others = [number for number in found if number not in asked] or found[-1:]
-            return others[0] if len(set(others)) == 1 else None
-    return None
+    again: list[float] = []
+    for part in reversed(re.split(r"=|[.!;](?:\s|$)", said)):
+        found = _alone_numbers(part)
+        if others := {number for number in found if number not in asked}:
+            return others.pop() if len(others) == 1 else None
+        again = again or found[-1:]
+    return again[0] if again else None
 
 
 def without_thousands(text: str) -> str:

@@ -269,7 +269,9 @@ def case_of(haystack: Haystack, length: int, *, thinks: bool = False) -> Case:
     asked, others = haystack.asked, haystack.others
 
     def judge(answer: Answer) -> bool:
-        return answer.finish != "length" and is_right(answer.content, asked, others)
+        gives_back = len(answer.content) > len(haystack.prompt) / 2  # the text itself is no answer
+        is_whole = answer.finish != "length" and not gives_back
+        return is_whole and is_right(answer.content, asked, others)
 
     return Case(
         label=str(length),
