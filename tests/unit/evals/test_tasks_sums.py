@@ -75,6 +75,10 @@ def test_numbers_are_read(text, number):
     assert told_number(text, ()) == number
 
 
+def test_a_flood_of_digits_is_read_in_no_time():
+    assert told_number("9" * 200_000, (47, 38)) == float("inf")
+
+
 def test_a_result_that_is_in_the_question_is_told_too():
     question = "Anna has 90 apples and gives away 45. How many apples are left?"
     assert told_number("45", (90, 45), question) == 45

@@ -20,7 +20,8 @@ PLAIN: Mapping[str, Any] = {
 # A sign is one only where no number or word stands before it: "40-15" has no negative number.
 _NUMBER = re.compile(r"(?:(?<![\w)\]])[-\u2212])?\d+(?:\.\d+)?")
 _EXPRESSION = re.compile(
-    r"\d+(?:\.\d+)?(?:\s*(?:[-+*/\u2212\u2013\u00d7\u00b7\u00f7]|plus|minus|times)\s*\d+(?:\.\d+)?)+"
+    r"(?<!\d)\d+(?:\.\d+)?"  # the look behind keeps long runs of digits cheap
+    r"(?:\s*(?:[-+*/\u2212\u2013\u00d7\u00b7\u00f7]|plus|minus|times)\s*\d+(?:\.\d+)?)+"
 )
 # Emphasis, code and what formulas are wrapped in; "5*3" and "a_b" stay.
 _MARKS = re.compile(
