@@ -47,6 +47,15 @@ def test_the_longest_counts_are_there():
     ("1, 2,\n3", False, True), ("1 2 3", False, False), ("1, 2, 3, ...", False, False),
     ("1, 2, 3, 4", False, False), ("1\n2\n3", False, False), ("", False, False),
     ("1\n2\n3\n", True, True), ("Sure:\n\n1\n2\n3", True, True), ("1\n\n2\n\n3", True, True),
+    ("**1**, **2**, **3**", False, True), ("**1, 2, 3**", False, True), ("_1_, 2, 3", False, True),
+    ("1, 2 and 3", False, True), ("1, 2 and 3.", False, True), ("- 1, 2, 3", False, True),
+    ("01, 02, 03", False, False), ("1, 2, -3", False, False), ("1 and 2 and 3", False, False),
+    ("- 1\n- 2\n- 3", True, True), ("* 1\n* 2\n* 3", True, True), ("\u2022 1\n2\n3", True, True),
+    ("1. 1\n2. 2\n3. 3", True, True), ("- **1**\n- **2**\n- **3**", True, True),
+    ("1\n2\nand 3", True, True), ("1,\n2,\n3.", True, True), ("01\n02\n03", True, False),
+    ("-1\n-2\n-3", True, False), ("2. 1\n2. 2\n3. 3", True, False),
+    ("1. 2\n2. 3\n3. 1", True, False),
+    ("and 1\n2\n3", True, False), ("9" * 5000, True, False), ("9" * 5000, False, False),
     ("1, 2, 3", True, False), ("1\n3", True, False), ("1\n2\n3\nDone.", True, False),
 ])  # fmt: skip
 def test_forms(content, in_lines, right):

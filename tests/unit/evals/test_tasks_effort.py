@@ -70,6 +70,8 @@ def test_other_results_are_wrong():
             assert not step.judge(Answer(content=f"Together: {wrong}."))
         assert not step.judge(Answer(reasoning=f"So {total}.", finish="length"))
         assert not step.judge(Answer(reasoning=f"So {total}."))
+        assert not step.judge(Answer(content=step.add[0]["content"]))
+        assert not step.judge(Answer(content=f"{total}%"))
 
 
 @pytest.mark.parametrize("efforts", [(), (0,), (101,), (50, 50)])

@@ -99,6 +99,21 @@ def test_other_ways_to_write_the_same_are_right():
         assert not step.judge(Answer(content=f"Here it is: {spread}"))
 
 
+def test_a_key_twice_is_wrong():
+    for case in JsonSchema().cases(200, 39, len):
+        (step,) = case.steps
+        content = step.ideal["content"]
+        meant = json.loads(content)
+        for key, value in meant.items():
+            for first in (value, changed(value)):
+                pair = f"{json.dumps(key)}: {json.dumps(first)}"
+                assert not step.judge(Answer(content=f"{{{pair}, {content[1:]}"))
+            if isinstance(value, dict):
+                inside = json.dumps(value)
+                twice = f"{inside[:-1]}, {inside[1:]}"
+                assert not step.judge(Answer(content=content.replace(inside, twice)))
+
+
 def test_lists_may_come_in_any_order():
     num_lists = 0
     for case in JsonSchema().cases(200, 36, len):
@@ -110,7 +125,7 @@ def test_lists_may_come_in_any_order():
     assert num_lists > 20
 
 
-@pytest.mark.parametrize("content", ["", "null", "[]", "NaN", "{", "{}"])
+@pytest.mark.parametrize("content", ["", "null", "[]", "NaN", "{", "{}", "[" * 100_000])
 def test_broken_replies_are_wrong(content):
     for case in JsonSchema().cases(2, 37, len):
         assert not case.steps[0].judge(Answer(content=content))

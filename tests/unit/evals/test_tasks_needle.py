@@ -114,6 +114,13 @@ OTHER = (fact("red harbor", "99120"),)
     ("The blue harbor has 48213, the old mill velvet-otter.", TWO),
     ("old mill: velvet-otter, blue harbor: 48213", TWO),
     ("48213 is that of the blue harbor, velvet-otter that of the old mill", TWO),
+    ("_48213_", ONE), ("__48213__", ONE), ("*48213*", ONE), ("- 48213", ONE), ("(48213)", ONE),
+    ("access code:48213", ONE), ("It is 48213, as the text says.", ONE), ("$48213$", ONE),
+    ("The code is not far: 48213", ONE),
+    ("The password is velvet-otter, the access code 48213", TWO),
+    ("The access code and the password are 48213 and velvet-otter.", TWO),
+    ("Blue harbor and old mill? Old mill: velvet-otter. Blue harbor: 48213.", TWO),
+    ("The password of the old mill is velvet-otter, the access code of the harbor 48213", TWO),
 ])  # fmt: skip
 def test_right_answers(content, asked):
     assert is_right(content, asked, OTHER)
@@ -124,9 +131,36 @@ def test_right_answers(content, asked):
     ("48213 or 99120", ONE), ("48213", TWO), ("velvet-otter", TWO),
     ("velvet-otter and 48213", TWO), ("blue harbor: velvet-otter, old mill: 48213", TWO),
     ("old mill: 48213, blue harbor: velvet-otter", TWO),
+    ("-48213", ONE), ("\u221248213", ONE), ("48213.5", ONE), ("48213-1", ONE), ("1-48213", ONE),
+    ("It is not 48213", ONE), ("It isn't **48213**", ONE), ("not the 48213", ONE), ("48 213", ONE),
+    ("48213%", ONE), ("1/48213", ONE), ("48213/2", ONE), ("1.48213", ONE), ("48213:7", ONE),
+    ("48213, not 48213", ONE), ("48213 and not velvet-otter", TWO), ("48213 -99120", ONE),
+    ("48213 _99120_", ONE), ("The password is 48213, the access code velvet-otter", TWO),
+    ("The password of the blue harbor: 48213, the access code of the old mill: velvet-otter", TWO),
+    ("Blue harbor and old mill? Old mill: 48213. Blue harbor: velvet-otter.", TWO),
+    ("blue harbor: velvet-otter, old mill: 48213. So 48213 and velvet-otter.", TWO),
 ])  # fmt: skip
 def test_wrong_answers(content, asked):
     assert not is_right(content, asked, OTHER)
+
+
+def test_kinds_tell_facts_of_one_place_apart():
+    both = (fact("old mill", "48213"), fact("old mill", "velvet-otter", "password"))
+    assert is_right("password: velvet-otter, access code: 48213", both, OTHER)
+    assert is_right("The old mill has 48213 and velvet-otter.", both, OTHER)
+    assert not is_right("password: 48213, access code: velvet-otter", both, OTHER)
+
+
+def test_either_order_of_the_ideals_is_right():
+    task = Needle((512,))
+    num_pairs = 0
+    for index, case in enumerate(task.cases(300, 7, by_words)):
+        stack = task.haystack(index, 7, by_words)
+        if len(stack.asked) > 1:
+            num_pairs += 1
+            turned = needle.reply(stack.asked[::-1])
+            assert case.steps[0].judge(Answer(content=turned)), turned
+    assert num_pairs > 30
 
 
 def test_changed_ideals_are_wrong():
@@ -140,6 +174,10 @@ def test_changed_ideals_are_wrong():
             assert not step.judge(Answer(content=content.replace(value, other.value)))
         assert not step.judge(Answer(content=content.replace(value, value + "7")))
         assert not step.judge(Answer(content=content, finish="length"))
+        assert not step.judge(Answer(content=stack.prompt))
+        assert not step.judge(Answer(content=stack.prompt.rpartition("\n\n")[0]))
+        for wrong in (f"-{value}", f"{value}-1", f"{value}.5", f"not {value}"):
+            assert not step.judge(Answer(content=content.replace(value, wrong)))
         if len(stack.asked) > 1:
             second = stack.asked[1].value
             swapped = content.replace(value, "#").replace(second, value).replace("#", second)

@@ -8,7 +8,7 @@ from jsonschema import Draft202012Validator
 
 from twinspark.evals.case import Answer, Call
 from twinspark.evals.tasks.examples import ideal_answer
-from twinspark.evals.tasks.fields import is_same
+from twinspark.evals.tasks.fields import Field, is_same
 from twinspark.evals.tasks.tools import Tools, is_call, tells
 
 
@@ -87,13 +87,62 @@ def test_results_have_to_be_told():
         asked = next(
             name for name, value in results.items() if ideal.content.endswith(f" is {value}.")
         )
+        only = (field("asked", results[asked]),)
         for name, value in results.items():
-            if name != asked and not tells(Answer(content=str(value)), results[asked]):
+            if name != asked and not tells(Answer(content=str(value)), only, "snake"):
                 assert not step.judge(Answer(content=f"It is {value}."))
         assert step.judge(Answer(content=f"It is **{results[asked]}**!"))
         assert not step.judge(replace(ideal, calls=(Call(name="x", arguments="{}"),)))
         assert not step.judge(Answer(content=f"It is {results[asked]}7"))
         assert not step.judge(Answer(content="It is done."))
+
+
+def field(words: str, value: str | int | float) -> Field:
+    return Field(words=words, kind="string", schema={}, value=value)
+
+
+RESULTS = (field("box weight", 42), field("color", "red"), field("price", 3.5))
+
+
+@pytest.mark.parametrize("content", [
+    "42", "It is 42 kg.", "The box weight is **42**.", "It weighs 42kg",
+    "Box weight: 42, color: red",
+    "The box weight is 42 and the color is red.", "`box_weight`: 42, `price`: 3.5", "_42_",
+    "- color: red\n- box weight: 42\n- price: 3.5", "42.0",
+])  # fmt: skip
+def test_the_asked_result_is_told(content):
+    assert tells(Answer(content=content), RESULTS, "snake")
+
+
+@pytest.mark.parametrize("content", [
+    "", "Done.", '{"box_weight": 42, "color": "red", "price": 3.5}', "{'box_weight': 42}",
+    '```json\n{"box_weight": 42}\n```', 'The box weight is: {"box_weight": 42}', "42, red, 3.5",
+    "box weight: red, color: 42", "box weight: 3.5, price: 42", "It is 42 or 3.5", "not 42", "-42",
+    "It is 42.5", "It isn't 42", "The color is red, 42",
+])  # fmt: skip
+def test_the_asked_result_is_not_told(content):
+    assert not tells(Answer(content=content), RESULTS, "snake")
+
+
+def test_results_given_back_are_wrong():
+    num_more = 0
+    for case in Tools().cases(300, 26, len):
+        if len(case.steps) == 2:
+            step = case.steps[1]
+            raw = step.add[0]["content"]
+            values = json.loads(raw)
+            for echo in (
+                raw,
+                f"```json\n{raw}\n```",
+                json.dumps(values, indent=2),
+                f"It is {raw}.",
+            ):
+                assert not step.judge(Answer(content=echo)), echo
+            if len(values) > 1:
+                num_more += 1
+                all_of_them = ", ".join(map(str, values.values()))
+                assert not step.judge(Answer(content=f"It is {all_of_them}.")), all_of_them
+    assert num_more > 50
 
 
 def test_where_no_tool_fits_a_call_is_wrong():
@@ -107,6 +156,20 @@ def test_where_no_tool_fits_a_call_is_wrong():
         name = case.fields["tools"][0]["function"]["name"]
         assert not step.judge(replace(ideal, calls=(Call(name=name, arguments="{}"),)))
         assert not step.judge(Answer(content="I cannot do that."))
+        asked = step.add[-1]["content"]
+        for echo in (asked, asked.lower(), f"**{asked}**", f"{asked}\n{asked}"):
+            assert not step.judge(Answer(content=echo)), echo
+        said = ideal.content
+        if "=" in said:
+            assert step.judge(Answer(content=f"It is {said.partition(' = ')[2]}."))
+            assert not step.judge(Answer(content=f"It is not {said.partition(' = ')[2]}."))
+        else:
+            for right in (f'"{said}"', f"{said.capitalize()}.", f"Sure: {said}!", f"**{said}**",
+                          f'Here you go: "{said}."'):  # fmt: skip
+                assert step.judge(Answer(content=right)), right
+            for wrong in (f"not {said}", f"I will not say {said}", f"{said} and more",
+                          f"Sure: {said}, what else can I do?"):  # fmt: skip
+                assert not step.judge(Answer(content=wrong)), wrong
 
 
 @pytest.mark.parametrize(("got", "meant", "same"), [
@@ -118,7 +181,20 @@ def test_equal_values(got, meant, same):
     assert is_same(got, meant) == same
 
 
-@pytest.mark.parametrize("arguments", ["", "{", "[]", "null", '{"a": 2}', '{"a": "1"}', "{'a': 1}"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"a": 2}',
+        '{"a": "1"}',
+        "{'a': 1}",
+        '{"a": 1, "a": 1}',
+        "[" * 100_000,
+    ],
+)
 def test_broken_arguments_are_wrong(arguments):
     answer = Answer(calls=(Call(name="f", arguments=arguments),), finish="tool_calls")
     assert not is_call(answer, "f", {"a": 1})

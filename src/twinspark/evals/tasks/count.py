@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from twinspark.evals.case import Answer, Case, CountTokens, Step
-from twinspark.evals.tasks.draw import case_random, ideal_message, switch
+from twinspark.evals.tasks.draw import case_random, ideal_message, switch, without_marks
 
 SIZES = (20, 100, 200)
 """Labels: at most so many numbers; half of the longest are 1 to 200."""
@@ -45,8 +45,12 @@ _LINES = (
     ", one per line.",
 )
 _ONLY = ("", "", " Write nothing else.", " Only the numbers.", " Leave none out.")
-_IN_COMMAS = re.compile(r"\d+(?:,\s*(?:and\s+)?\d+)*[.]?")
-_IN_LINES = re.compile(r"\d+(?:[.,]?[ \t]*\n+[ \t]*\d+)*[.]?")
+_ONE = r"(?:0|[1-9]\d*)"  # "01" is none
+_MARKER = r"[-*+\u2022][ \t]+"
+_IN_COMMAS = re.compile(
+    rf"(?:{_MARKER})?({_ONE}(?:,\s*(?:and\s+)?{_ONE})*(?:\s+and\s+{_ONE})?)[.]?"
+)
+_IN_LINE = re.compile(rf"(?:{_MARKER}|(?P<place>\d+)[.)][ \t]+)?(?P<number>{_ONE})[.,]?")
 
 
 class Count:
@@ -70,16 +74,33 @@ class Count:
 def is_counted(content: str, numbers: Sequence[int], *, in_lines: bool) -> bool:
     """Whether a text is just these numbers in order, in the form that was asked for.
 
-    A first line that ends with a colon and a fence around the numbers are let pass.
+    A first line that ends with a colon, a fence around the numbers, bold type, list markers and
+    an "and" before the last number are let pass.
     """
     lines = [line for line in content.strip().splitlines() if not line.startswith("```")]
-    if lines and lines[0].rstrip().endswith(":"):
+    lines = [line.strip() for line in without_marks("\n".join(lines)).splitlines()]
+    if lines and lines[0].endswith(":"):
         lines = lines[1:]
-    text = "\n".join(lines).strip()
-    form = _IN_LINES if in_lines else _IN_COMMAS
-    if not form.fullmatch(text):
-        return False
-    return [int(number) for number in re.findall(r"\d+", text)] == list(numbers)
+    said = [line for line in lines if line]
+    found = _in_lines(said) if in_lines else _in_commas("\n".join(said))
+    return found == [str(number) for number in numbers]
+
+
+def _in_commas(text: str) -> list[str]:
+    match = _IN_COMMAS.fullmatch(text)
+    return re.findall(r"\d+", match[1]) if match else []
+
+
+def _in_lines(lines: Sequence[str]) -> list[str]:
+    """A number of each line; markers with numbers go 1, 2, 3."""
+    found: list[str] = []
+    for place, line in enumerate(lines, 1):
+        said = line.removeprefix("and ") if place == len(lines) else line
+        match = _IN_LINE.fullmatch(said)
+        if not match or (match["place"] or str(place)) != str(place):
+            return []
+        found.append(match["number"])
+    return found
 
 
 def _case(size: int, r: random.Random, *, thinks: bool) -> Case:

@@ -97,13 +97,15 @@ def _apart(numbers: Sequence[int]) -> str:
 def _case(effort: int, r: random.Random) -> Case:
     numbers = [r.randint(10, 99) for _ in range(r.randint(3, 6))]
     total = sum(numbers)
+    question = _question(r, numbers)
 
     def judge(answer: Answer) -> bool:
-        return is_number(answer, total)  # an answer whose thinking did not end has no content
+        # An answer whose thinking did not end has no content.
+        return is_number(answer, total, numbers, question)
 
     content = f"{' + '.join(map(str, numbers))} = {total}"
     step = Step(
-        add=({"role": "user", "content": _question(r, numbers)},),
+        add=({"role": "user", "content": question},),
         ideal=ideal_message(content, reasoning(numbers, effort), thinks=True),
         judge=judge,
     )

@@ -18,6 +18,7 @@ from twinspark.evals.tasks.draw import (
     ideal_message,
     listed,
     made_up,
+    parsed_once,
     switch,
     with_article,
 )
@@ -81,7 +82,7 @@ class JsonSchema:
 def is_object(content: str, schema: Schema, meant: Any) -> bool:
     """Whether a text is JSON of a schema with the meant values; items of lists in any order."""
     try:
-        got = json.loads(content)
+        got = parsed_once(content)
     except ValueError:
         return False
     return conforms(got, schema) and is_same(_loose(got), _loose(meant))

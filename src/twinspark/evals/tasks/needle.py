@@ -15,7 +15,9 @@ from twinspark.evals.tasks.draw import (
     case_random,
     ideal_message,
     listed,
+    places_of,
     switch,
+    without_marks,
     without_thousands,
 )
 
@@ -220,17 +222,20 @@ def reply(asked: Sequence[Fact]) -> str:
 def is_right(content: str, asked: Sequence[Fact], others: Sequence[Fact]) -> bool:
     """Whether an answer gives every asked value, to its key, and no other fact's value.
 
-    Values belong to keys by their order: that of the keys in the answer where it names all of
-    them, else that of the question.
+    Where an answer names all places, or all kinds, values belong to them in their order; where it
+    names neither, in that of the question.
     """
-    text = without_thousands(content.casefold())
-    places = [_find(text, fact.value) for fact in asked]
-    if -1 in places or any(_find(text, fact.value) >= 0 for fact in others):
+    text = without_thousands(content)
+    places = [places_of(fact.value, text) for fact in asked]
+    if not all(places) or any(_stand(fact.value, text) for fact in others):
         return False
-    keys = [text.find(fact.place) for fact in asked]
-    if -1 in keys or len(set(keys)) < len(keys):
-        keys = list(range(len(asked)))
-    return _ranks(keys) == _ranks(places)
+    orders = [
+        order
+        for names in ([fact.place for fact in asked], [fact.kind for fact in asked])
+        if (order := _order(names, text)) is not None
+    ]
+    values = (_ranks([found[0] for found in places]), _ranks([found[-1] for found in places]))
+    return all(order == found for order in orders or [[*range(len(asked))]] for found in values)
 
 
 def build(r: random.Random, length: int, count_tokens: CountTokens) -> Haystack:
@@ -264,7 +269,9 @@ def case_of(haystack: Haystack, length: int, *, thinks: bool = False) -> Case:
     asked, others = haystack.asked, haystack.others
 
     def judge(answer: Answer) -> bool:
-        return answer.finish != "length" and is_right(answer.content, asked, others)
+        gives_back = len(answer.content) > len(haystack.prompt) / 2  # the text itself is no answer
+        is_whole = answer.finish != "length" and not gives_back
+        return is_whole and is_right(answer.content, asked, others)
 
     return Case(
         label=str(length),
@@ -301,9 +308,17 @@ def _fact(r: random.Random, like: Fact | None) -> Fact:
     return Fact(kind=kind, place=place, value=value, statement=statement)
 
 
-def _find(text: str, value: str) -> int:
-    found = re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text)
-    return found.start() if found else -1
+def _stand(value: str, text: str) -> bool:
+    return (
+        re.search(rf"(?<!\w){re.escape(value)}(?!\w)", without_marks(text).casefold()) is not None
+    )
+
+
+def _order(names: list[str], text: str) -> list[int] | None:
+    """The order in which names are last said; None where they do not tell facts apart."""
+    found = [places_of(name, text) for name in names]
+    is_clear = not any(a in b for n, a in enumerate(names) for b in names[:n] + names[n + 1 :])
+    return _ranks([places[-1] for places in found]) if all(found) and is_clear else None
 
 
 def _ranks(numbers: Sequence[int]) -> list[int]:

@@ -4,11 +4,11 @@ The ideal reasoning goes digit by digit as on paper; `effort.py` uses the same s
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 
 from twinspark.evals.case import Answer, Case, CountTokens, Step
-from twinspark.evals.tasks.draw import case_random, ideal_message, last_number, plural, switch
+from twinspark.evals.tasks.draw import case_random, ideal_message, plural, switch, told_number
 from twinspark.evals.tasks.words import NAMES, THINGS
 
 LABELS = ("thinking", "plain")
@@ -102,9 +102,9 @@ def multiplied(a: int, b: int) -> str:
     return " ".join([*steps, f"So {a} * {b} = {a * b}."])
 
 
-def is_number(answer: Answer, result: int) -> bool:
-    """Whether an answer came to its end and its last number is the result."""
-    return answer.finish != "length" and last_number(answer.content) == result
+def is_number(answer: Answer, result: int, asked: Sequence[int], question: str) -> bool:
+    """Whether an answer came to its end and tells the result, as `draw.told_number` reads it."""
+    return answer.finish != "length" and told_number(answer.content, asked, question) == result
 
 
 def _carried(total: int, *, is_last: bool) -> str:
@@ -123,18 +123,19 @@ def _case(label: str, r: random.Random) -> Case:
         a, b = max(a, b), min(a, b)
     result = {"+": a + b, "-": a - b, "*": a * b}[sign]
     work = {"+": added, "-": subtracted, "*": multiplied}[sign]
+    question = _question(r, sign, a, b)
     thinks = label == "thinking"
     return Case(
         label=label,
         steps=(
             Step(
-                add=({"role": "user", "content": _question(r, sign, a, b)},),
+                add=({"role": "user", "content": question},),
                 ideal=ideal_message(
                     f"{a} {sign} {b} = {result}",
                     f"{a} {sign} {b}. {work(a, b)}",
                     thinks=thinks,
                 ),
-                judge=lambda answer: is_number(answer, result),
+                judge=lambda answer: is_number(answer, result, (a, b), question),
             ),
         ),
         fields=switch(thinks=thinks),

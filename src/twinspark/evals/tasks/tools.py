@@ -6,6 +6,7 @@ has to be told. Owns tools, requests and judges; typed values are `fields.py`.
 
 import json
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +16,16 @@ from twinspark.evals.tasks import words
 from twinspark.evals.tasks.draw import (
     case_random,
     ideal_message,
-    last_number,
     listed,
-    numbers_in,
+    parsed_once,
+    says_only,
     stands_in,
     switch,
+    told_number,
+    told_numbers,
     with_article,
+    without_marks,
+    without_thousands,
 )
 from twinspark.evals.tasks.fields import (
     Field,
@@ -106,17 +111,41 @@ def is_call(answer: Answer, name: str, arguments: Mapping[str, Any]) -> bool:
     if len(answer.calls) != 1 or answer.calls[0].name != name or answer.finish == "length":
         return False
     try:
-        got = json.loads(answer.calls[0].arguments)
+        got = parsed_once(answer.calls[0].arguments)
     except ValueError:
         return False
     return is_same(got, arguments)
 
 
-def tells(answer: Answer, value: str | int | float) -> bool:
-    """Whether an answer tells a value in its content, and calls nothing more."""
+def tells(answer: Answer, results: Sequence[Field], style: str) -> bool:
+    """Whether an answer tells the first result's value in words, and calls nothing more.
+
+    JSON given back is no telling. Where another result's value is told too, the asked one has to
+    stand right behind its name.
+    """
     text = answer.content
-    is_there = stands_in(value, text) if isinstance(value, str) else value in numbers_in(text)
-    return is_there and not answer.calls and answer.finish != "length"
+    keys = [key_of(field.words, style) for field in results]
+    if answer.calls or answer.finish == "length" or not _has(results[0].value, text):
+        return False
+    if any(re.search(rf"[\"']{re.escape(key)}[\"']\s*:", text) for key in keys):
+        return False
+    asked, *others = results
+    told = any(
+        _has(other.value, text) for other in others if not _has(other.value, str(asked.value))
+    )
+    return not told or _is_named(asked, keys[0], text)
+
+
+def _has(value: str | int | float, text: str) -> bool:
+    return stands_in(value, text) if isinstance(value, str) else value in told_numbers(text)
+
+
+def _is_named(field: Field, key: str, text: str) -> bool:
+    """Whether a value stands right behind its name: "the weight is 42", "weight: 42"."""
+    names = "|".join(re.escape(name.casefold()) for name in (field.words, key))
+    value = re.escape(str(field.value).casefold())
+    form = rf"(?<!\w)(?:{names})\W+(?:(?:is|was)\W+)?{value}(?!\w)"
+    return re.search(form, without_thousands(without_marks(text)).casefold()) is not None
 
 
 def _case(label: str, r: random.Random, *, thinks: bool) -> Case:
@@ -180,7 +209,7 @@ def _result_step(results: Sequence[Field], style: str, r: random.Random, *, thin
             f"The result has {key_of(asked.words, style)}: {asked.value}.",
             thinks=thinks,
         ),
-        judge=lambda answer: tells(answer, asked.value),
+        judge=lambda answer: tells(answer, results, style),
     )
 
 
@@ -189,17 +218,25 @@ def _plain_step(system: list[Message], r: random.Random, *, thinks: bool) -> Ste
     if r.random() < 0.5:
         a, b = r.randint(1, 40), r.randint(1, 40)
         text = r.choice(("What is {} + {}?", "How much is {} plus {}?", "{} + {} = ?"))
+        question = text.format(a, b)
         return Step(
-            add=(*system, {"role": "user", "content": text.format(a, b)}),
+            add=(*system, {"role": "user", "content": question}),
             ideal=ideal_message(f"{a} + {b} = {a + b}", _NO_TOOL, thinks=thinks),
-            judge=lambda answer: not answer.calls and last_number(answer.content) == a + b,
+            judge=lambda answer: (
+                not answer.calls and told_number(answer.content, (a, b), question) == a + b
+            ),
         )
     word = f"{r.choice(words.ADJECTIVES)} {r.choice(words.ANIMALS)}"
     text = r.choice(('Say "{}".', 'Repeat after me: "{}"', 'Answer with the words "{}".'))
+    request = text.format(word)
     return Step(
-        add=(*system, {"role": "user", "content": text.format(word)}),
+        add=(*system, {"role": "user", "content": request}),
         ideal=ideal_message(word, _NO_TOOL, thinks=thinks),
-        judge=lambda answer: tells(answer, word),
+        judge=lambda answer: (
+            not answer.calls
+            and answer.finish != "length"
+            and says_only(answer.content, word, request)
+        ),
     )
 
 
