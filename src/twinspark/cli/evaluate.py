@@ -21,6 +21,7 @@ from twinspark.cli.evaluate_output import progress, show_overview, show_report
 from twinspark.errors import ConfigError, RequestError
 from twinspark.evals import catalog
 from twinspark.evals.catalog import MAX_SEED, Entry, Options
+from twinspark.evals.output import check_output, is_rewritten
 from twinspark.evals.plot import KINDS, check_plot, draw, draw_overview
 from twinspark.evals.report import INTERRUPTED, Asked, Report, document, make_report, write_json
 from twinspark.evals.run import Run, run
@@ -202,9 +203,10 @@ def evaluate(wanted: Wanted) -> None:
             report = _run_one(wanted, entry, lengths.get(entry.name, ()), subject, concurrency)
             reports.append(report)
             show_report(report, verbose=wanted.verbose)
-            if wanted.json is not None:
+            is_last = report.has_lost_subject or entry is wanted.entries[-1]
+            if wanted.json is not None and (is_last or is_rewritten(wanted.json)):
                 _write(wanted.json, reports, is_list=len(wanted.entries) > 1)
-            if report.has_lost_subject:
+            if is_last:
                 break
     _tell_not_run(wanted.entries[len(reports) :])
     if len(reports) > 1:
@@ -236,9 +238,11 @@ def _check(wanted: Wanted) -> None:
     if wanted.thinking and not any(entry.takes_thinking for entry in wanted.entries):
         raise ConfigError(f"--thinking has no effect on {wanted.entries[0].name}; leave it out")
     if wanted.json is not None:
+        check_output(wanted.json, option="--json")
         check_writable(wanted.json, option="--json")
     if wanted.plot is not None:
         check_plot(wanted.plot)
+        check_output(wanted.plot, option="--plot")
         check_writable(wanted.plot, option="--plot")
 
 

@@ -3,7 +3,6 @@
 Read next: `plot.py`.
 """
 
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import orjson
 from twinspark.errors import ConfigError, EngineDied
 from twinspark.evals.case import NOT_MEASURABLE
 from twinspark.evals.evaluation import Evaluation, Result, Wrong, tokens_a_round
+from twinspark.evals.output import write_output
 from twinspark.evals.run import Run
 
 KEPT_WRONG = 20
@@ -192,9 +192,4 @@ def write_json(path: Path, value: Any) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(orjson.dumps(value, option=orjson.OPT_INDENT_2) + b"\n")
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    write_output(path, orjson.dumps(value, option=orjson.OPT_INDENT_2) + b"\n")
