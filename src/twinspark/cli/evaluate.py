@@ -6,6 +6,8 @@ finished is printed and written in every case.
 """
 
 import datetime
+import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -202,10 +204,11 @@ def evaluate(wanted: Wanted) -> None:
         for entry in wanted.entries:
             report = _run_one(wanted, entry, lengths.get(entry.name, ()), subject, concurrency)
             reports.append(report)
-            show_report(report, verbose=wanted.verbose)
             is_last = report.has_lost_subject or entry is wanted.entries[-1]
-            if wanted.json is not None and (is_last or is_rewritten(wanted.json)):
-                _write(wanted.json, reports, is_list=len(wanted.entries) > 1)
+            with _uninterrupted(report.ended_by == INTERRUPTED):
+                if wanted.json is not None and (is_last or is_rewritten(wanted.json)):
+                    _write(wanted.json, reports, is_list=len(wanted.entries) > 1)
+                show_report(report, verbose=wanted.verbose)
             if is_last:
                 break
     _tell_not_run(wanted.entries[len(reports) :])
@@ -213,6 +216,8 @@ def evaluate(wanted: Wanted) -> None:
         show_overview(reports)
     if wanted.plot is not None:
         _plot(wanted, reports)
+    if (fault := reports[-1].fault) is not None:
+        raise fault
     if reports[-1].ended_by == INTERRUPTED:
         raise typer.Exit(EXIT_INTERRUPTED)
     is_left_out_in_all = [r.is_not_measurable and len(wanted.entries) > 1 for r in reports]
@@ -307,6 +312,19 @@ def _run_one(
         )
     notes = subject.notes if entry.lengths else ()  # they are about counting tokens
     return make_report(replace(asked, skipped=skipped), evaluation, done, notes=notes)
+
+
+@contextmanager
+def _uninterrupted(is_wanted: bool) -> Iterator[None]:
+    """What was finished is kept even if Ctrl-C is pressed again."""
+    if not is_wanted or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _tell_not_run(entries: Sequence[Entry]) -> None:

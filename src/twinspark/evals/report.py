@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import orjson
 
-from twinspark.errors import ConfigError, EngineDied
+from twinspark.errors import ConfigError, EngineDied, TwinSparkError
 from twinspark.evals.case import NOT_MEASURABLE
 from twinspark.evals.evaluation import Evaluation, Result, Wrong, tokens_a_round
 from twinspark.evals.output import write_output
@@ -72,7 +72,8 @@ class Report:
         ended_by: why the run ended early, "" if it did not.
         is_not_measurable: it ended because the subject cannot be measured so at all.
         has_lost_subject: it ended because nothing more can be asked: Ctrl-C, or the subject has
-            gone or refuses the key.
+            gone or refuses the key, or something failed that should not.
+        fault: what failed that should not; it is to be raised once all is written.
         notes: what a reader of the scores should know.
     """
 
@@ -88,6 +89,7 @@ class Report:
     ended_by: str
     is_not_measurable: bool
     has_lost_subject: bool
+    fault: BaseException | None = None
     notes: tuple[str, ...]
 
     @property
@@ -105,6 +107,9 @@ def make_report(
     asked: Asked, evaluation: Evaluation, run: Run, *, notes: Sequence[str] = ()
 ) -> Report:
     """Add up a run; `notes` are what a reader of its scores should know."""
+    ended_by = run.ended_by
+    is_foreseen = ended_by is None or isinstance(ended_by, KeyboardInterrupt | TwinSparkError)
+    fault = None if is_foreseen else ended_by
     groups: dict[str, list[Result]] = {}
     for result in run.results:
         groups.setdefault(result.label, []).append(result)
@@ -121,7 +126,8 @@ def make_report(
         causes=Counter(result.cause for result in run.results if result.cause),
         ended_by=_reason(run.ended_by),
         is_not_measurable=getattr(run.ended_by, "code", None) == NOT_MEASURABLE,
-        has_lost_subject=isinstance(run.ended_by, _LOST),
+        has_lost_subject=fault is not None or isinstance(ended_by, _LOST),
+        fault=fault,
         notes=tuple(notes),
     )
 
@@ -138,7 +144,9 @@ def _row(label: str, evaluation: Evaluation, results: Sequence[Result]) -> Row:
 def _reason(ended_by: BaseException | None) -> str:
     if ended_by is None:
         return ""
-    return INTERRUPTED if isinstance(ended_by, KeyboardInterrupt) else str(ended_by)
+    if isinstance(ended_by, KeyboardInterrupt):
+        return INTERRUPTED
+    return str(ended_by) if isinstance(ended_by, TwinSparkError) else repr(ended_by)
 
 
 def document(report: Report, *, version: str, date: str) -> dict[str, Any]:

@@ -76,6 +76,7 @@ def test_the_document_of_a_whole_run() -> None:
         (ConfigError("key"), "key", True, False),
         (RequestError("no echo", code=NOT_MEASURABLE), "no echo", False, True),
         (RequestError("refused"), "refused", False, False),
+        (ZeroDivisionError("ours"), "ZeroDivisionError('ours')", True, False),
     ],
 )
 def test_a_run_that_ended_early(
@@ -85,6 +86,7 @@ def test_a_run_that_ended_early(
     assert not report.is_complete
     assert (report.ended_by, report.has_lost_subject) == (said, is_lost)
     assert report.is_not_measurable == is_not_measurable
+    assert report.fault == (ended_by if isinstance(ended_by, ZeroDivisionError) else None)
     found = document(report, version="1", date="d")
     assert (found["complete"], found["cases"], found["score"]) == (False, 2, 0.5)
 

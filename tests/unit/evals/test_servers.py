@@ -176,3 +176,54 @@ def test_where_texts_cannot_be_scored_it_says_why(reply: FakeReply) -> None:
         with pytest.raises(RequestError, match="echo and logprobs") as caught:
             model_of(api).text_scores("abcde")
     assert caught.value.code == NOT_MEASURABLE
+
+
+CALLED = {"message": {"tool_calls": [{"id": "x"}]}}
+
+
+@pytest.mark.parametrize(
+    ("reply", "text"),
+    [
+        ({"choices": ["x"]}, "no choices"),
+        ({"choices": {"0": {}}}, "no choices"),
+        ({"choices": [{"message": []}]}, "message"),
+        ({"choices": [CALLED]}, "tool_calls"),
+        ({"choices": [{"message": {"tool_calls": {}}}]}, "tool_calls"),
+        ({"choices": [{"message": {"content": 7}}]}, "content"),
+        ({"choices": [{"finish_reason": 7}]}, "finish_reason"),
+        ({"choices": [{}], "usage": []}, "usage"),
+        ({"choices": [{}], "usage": {"completion_tokens": "9"}}, "completion_tokens"),
+        ({"choices": [{}], "usage": {"completion_tokens_details": 1}}, "details"),
+        ({"choices": [{}], "stats": {"rounds": "many"}}, "rounds"),
+        ({"choices": [{}], "stats": {"rounds": -1}}, "rounds"),
+    ],
+)
+def test_malformed_replies_are_errors_of_their_case(reply: Any, text: str) -> None:
+    with fake_api(lambda path, body: with_models(path, body, FakeReply(reply))) as api:
+        with pytest.raises(RequestError, match=text) as caught:
+            model_of(api).ask([{"role": "user", "content": "?"}], {}, 5)
+    assert caught.value.code != NOT_MEASURABLE
+
+
+def test_parts_of_a_content_are_put_together() -> None:
+    parts = [{"type": "text", "text": "Ro"}, {"type": "image"}, {"type": "text", "text": "me"}]
+    reply = FakeReply({"choices": [{"message": {"content": parts}}]})
+    with fake_api(lambda path, body: with_models(path, body, reply)) as api:
+        assert model_of(api).ask([{"role": "user", "content": "?"}], {}, 5).content == "Rome"
+
+
+@pytest.mark.parametrize("score", ["-1", True, [], 900.0, None])
+def test_scores_that_are_no_log_probabilities(score: Any) -> None:
+    logprobs = {"token_logprobs": [None, score], "text_offset": [0, 1]}
+    reply = FakeReply({"choices": [{"logprobs": logprobs}]})
+    with fake_api(lambda path, body: with_models(path, body, reply)) as api:
+        with pytest.raises(RequestError):
+            model_of(api).text_scores("abcde")
+
+
+@pytest.mark.parametrize("count", [-5, 0, 10**9])
+def test_a_count_of_tokens_that_cannot_be(count: int) -> None:
+    reply = FakeReply({"count": count})
+    with fake_api(lambda path, body: with_models(path, body, reply)) as api:
+        with pytest.raises(RequestError, match="count of tokens right"):
+            model_of(api).count_tokens("one two three")
