@@ -1,7 +1,7 @@
 """`twinspark eval`: generated tasks with known answers, asked of a pack or of a server by URL.
 
 One command an evaluation, made from `evals/catalog.py`. Exit codes: 0 all was measured, 1 the run
-ended early or nothing could be asked, 2 something given cannot be used, 130 Ctrl-C. What was
+ended early or a case could not be asked, 2 something given cannot be used, 130 Ctrl-C. What was
 finished is printed and written in every case.
 """
 
@@ -61,7 +61,7 @@ ApiKey = Annotated[
     str | None,
     typer.Option(help="Key of the server.", envvar="OPENAI_API_KEY", show_envvar=True),
 ]
-Timeout = Annotated[float, typer.Option(min=1, help="Seconds a reply of the server may take.")]
+Timeout = Annotated[float, typer.Option(min=1, help="Seconds a whole reply may take.")]
 Concurrency = Annotated[
     int | None,
     typer.Option(min=1, max=256, help=f"Cases at a time [the pack's slots; {SERVER_CONCURRENCY}]."),
@@ -220,8 +220,9 @@ def evaluate(wanted: Wanted) -> None:
         raise fault
     if reports[-1].ended_by == INTERRUPTED:
         raise typer.Exit(EXIT_INTERRUPTED)
-    is_left_out_in_all = [r.is_not_measurable and len(wanted.entries) > 1 for r in reports]
-    if not all(r.is_complete or out for r, out in zip(reports, is_left_out_in_all, strict=True)):
+    is_all = len(wanted.entries) > 1
+    is_left_out = [is_all and r.is_not_measurable and r.total is None for r in reports]
+    if not all(r.is_complete or out for r, out in zip(reports, is_left_out, strict=True)):
         raise typer.Exit(EXIT_FAILED)
 
 

@@ -94,8 +94,8 @@ class Report:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all cases were finished, and some of them could be asked."""
-        return not self.ended_by and self.num_asked > 0
+        """Whether all cases were finished, and all of them could be asked."""
+        return not self.ended_by and not self.causes and self.num_asked > 0
 
     @property
     def num_asked(self) -> int:

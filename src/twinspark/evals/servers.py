@@ -10,12 +10,14 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any, cast
 
-from twinspark.errors import ConfigError, RequestError
+from twinspark.errors import CapacityError, ConfigError, RequestError
 from twinspark.evals.case import NOT_MEASURABLE, Answer, Message
-from twinspark.evals.http_client import HttpClient, HttpFailure, key_refused
+from twinspark.evals.http_client import REFUSED, HttpClient, HttpFailure, key_refused
+from twinspark.evals.printable import printable
 from twinspark.evals.replies import answer_of, echoed_scores, first_choice, not_scored
 
 PROBE_CHARS = 4000
+SHOWN_MODELS = 20
 SPECIAL_TOKENS = 16  # that a server may add to those of a text, of which each has a byte or more
 CONTEXT_FIELDS = ("max_model_len", "context_length")
 
@@ -32,6 +34,7 @@ class ServerModel:
 
         Raises:
             ConfigError: there is no such server, or no such model.
+            CapacityError: the server takes no more requests now.
         """
         self._client = client
         self.place = client.url
@@ -39,6 +42,13 @@ class ServerModel:
         names = [entry["id"] for entry in listed]
         if model is None and not names:
             raise ConfigError(f"the server at {self._api} lists no model; name one with --model")
+        if model is not None and names and model not in names:
+            shown = ", ".join(printable(name) for name in names[:SHOWN_MODELS])
+            more = f" and {len(names) - SHOWN_MODELS} more" if len(names) > SHOWN_MODELS else ""
+            raise ConfigError(
+                f"--model is {model!r}, which the server at {self._api} does not list; it lists "
+                f"{shown}{more}"
+            )
         self.name = names[0] if model is None else model
         entry = next((entry for entry in listed if entry["id"] == self.name), {})
         told = (entry.get(name) for name in CONTEXT_FIELDS)
@@ -83,9 +93,14 @@ class ServerModel:
         try:
             try:
                 reply = self._post("/completions", {**body, "max_tokens": 0})
-            except RequestError:  # some servers generate at least one token
+            except RequestError as error:
+                if error.code != REFUSED:
+                    raise
+                # some servers generate at least one token
                 reply = self._post("/completions", {**body, "max_tokens": 1})
         except RequestError as error:
+            if error.code != REFUSED:  # it failed this time
+                raise
             raise not_scored(str(error)) from error
         return echoed_scores(reply, len(text))
 
@@ -99,7 +114,8 @@ class ServerModel:
         except HttpFailure as error:
             raise RequestError(
                 f"the server does not serve {path} for the model {self.name!r} (HTTP "
-                f"{error.status}): {error.message}"
+                f"{error.status}): {error.message}",
+                code=REFUSED,
             ) from error
         first_choice(reply, path)
         return cast("Mapping[str, Any]", reply)
@@ -110,7 +126,11 @@ class ServerModel:
         for base in dict.fromkeys((self._api.removesuffix("/v1"), self._api)):
             try:
                 reply = self._client.post(f"{base}/tokenize", body)
-            except (HttpFailure, RequestError):
+            except HttpFailure:
+                continue
+            except RequestError as error:
+                if error.code != REFUSED:
+                    raise
                 continue
             count = reply.get("count") if isinstance(reply, dict) else None
             if isinstance(count, int) and not isinstance(count, bool):
@@ -148,7 +168,8 @@ def _find_api(client: HttpClient) -> tuple[str, list[dict[str, Any]]]:
     """The address under which the API's paths are, and the models it lists.
 
     Raises:
-        ConfigError: no such server.
+        ConfigError: no such server, or it refuses the key.
+        CapacityError: it takes no more requests.
     """
     tried = [client.url] if client.url.endswith("/v1") else [client.url + "/v1", client.url]
     problem = "it lists no models"
@@ -158,6 +179,11 @@ def _find_api(client: HttpClient) -> tuple[str, list[dict[str, Any]]]:
         except HttpFailure as error:
             if error.status in (401, 403):
                 raise key_refused(client.url, error) from error
+            if error.status == 429:
+                raise CapacityError(
+                    f"the server at {client.url} takes no more requests now (HTTP 429): "
+                    f"{error.message}; try again later"
+                ) from error
             problem = f"HTTP {error.status}: {error.message}"
         except (OSError, ValueError) as error:
             problem = str(getattr(error, "reason", error))

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 from tests.fake_api import MODELS, FakeApi, FakeReply, chat_reply, fake_api, not_there
 
-from twinspark.errors import ConfigError, RequestError
+from twinspark.errors import CapacityError, ConfigError, RequestError
 from twinspark.evals.case import NOT_MEASURABLE, Answer, Call
 from twinspark.evals.http_client import HttpClient
 from twinspark.evals.servers import PROBE_CHARS, ServerModel
@@ -227,3 +227,25 @@ def test_a_count_of_tokens_that_cannot_be(count: int) -> None:
     with fake_api(lambda path, body: with_models(path, body, reply)) as api:
         with pytest.raises(RequestError, match="count of tokens right"):
             model_of(api).count_tokens("one two three")
+
+
+@pytest.mark.parametrize("status", [500, 507])
+def test_a_server_that_fails_once_can_still_score_texts(status: int) -> None:
+    failed = FakeReply({"error": {"message": "oops"}}, status=status)
+    with fake_api(lambda path, body: with_models(path, body, failed)) as api:
+        with pytest.raises(RequestError, match="oops") as caught:
+            model_of(api).text_scores("abcde")
+    assert caught.value.code != NOT_MEASURABLE
+
+
+def test_a_model_that_is_not_listed() -> None:
+    with fake_api(lambda path, body: FakeReply(MODELS)) as api:
+        with pytest.raises(ConfigError, match="--model is 'third'.*it lists first, second$"):
+            model_of(api, model="third")
+
+
+def test_a_server_that_takes_no_more_requests_is_told_as_such() -> None:
+    limited = FakeReply({"error": {"message": "rate limit"}}, status=429)
+    with fake_api(lambda path, body: limited) as api:
+        with pytest.raises(CapacityError, match="429.*rate limit"):
+            model_of(api)
