@@ -1,11 +1,13 @@
 """`twinspark eval`: generated tasks with known answers, asked of a pack or of a server by URL.
 
 One command an evaluation, made from `evals/catalog.py`. Exit codes: 0 all was measured, 1 the run
-ended early or nothing could be asked, 2 something given cannot be used, 130 Ctrl-C. What was
+ended early or a case could not be asked, 2 something given cannot be used, 130 Ctrl-C. What was
 finished is printed and written in every case.
 """
 
 import datetime
+import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,6 +23,7 @@ from twinspark.cli.evaluate_output import progress, show_overview, show_report
 from twinspark.errors import ConfigError, RequestError
 from twinspark.evals import catalog
 from twinspark.evals.catalog import MAX_SEED, Entry, Options
+from twinspark.evals.output import check_output, is_rewritten
 from twinspark.evals.plot import KINDS, check_plot, draw, draw_overview
 from twinspark.evals.report import INTERRUPTED, Asked, Report, document, make_report, write_json
 from twinspark.evals.run import Run, run
@@ -58,7 +61,7 @@ ApiKey = Annotated[
     str | None,
     typer.Option(help="Key of the server.", envvar="OPENAI_API_KEY", show_envvar=True),
 ]
-Timeout = Annotated[float, typer.Option(min=1, help="Seconds a reply of the server may take.")]
+Timeout = Annotated[float, typer.Option(min=1, help="Seconds a whole reply may take.")]
 Concurrency = Annotated[
     int | None,
     typer.Option(min=1, max=256, help=f"Cases at a time [the pack's slots; {SERVER_CONCURRENCY}]."),
@@ -201,20 +204,25 @@ def evaluate(wanted: Wanted) -> None:
         for entry in wanted.entries:
             report = _run_one(wanted, entry, lengths.get(entry.name, ()), subject, concurrency)
             reports.append(report)
-            show_report(report, verbose=wanted.verbose)
-            if wanted.json is not None:
-                _write(wanted.json, reports, is_list=len(wanted.entries) > 1)
-            if report.has_lost_subject:
+            is_last = report.has_lost_subject or entry is wanted.entries[-1]
+            with _uninterrupted(report.ended_by == INTERRUPTED):
+                if wanted.json is not None and (is_last or is_rewritten(wanted.json)):
+                    _write(wanted.json, reports, is_list=len(wanted.entries) > 1)
+                show_report(report, verbose=wanted.verbose)
+            if is_last:
                 break
     _tell_not_run(wanted.entries[len(reports) :])
     if len(reports) > 1:
         show_overview(reports)
     if wanted.plot is not None:
         _plot(wanted, reports)
+    if (fault := reports[-1].fault) is not None:
+        raise fault
     if reports[-1].ended_by == INTERRUPTED:
         raise typer.Exit(EXIT_INTERRUPTED)
-    is_left_out_in_all = [r.is_not_measurable and len(wanted.entries) > 1 for r in reports]
-    if not all(r.is_complete or out for r, out in zip(reports, is_left_out_in_all, strict=True)):
+    is_all = len(wanted.entries) > 1
+    is_left_out = [is_all and r.is_not_measurable and r.total is None for r in reports]
+    if not all(r.is_complete or out for r, out in zip(reports, is_left_out, strict=True)):
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -236,9 +244,11 @@ def _check(wanted: Wanted) -> None:
     if wanted.thinking and not any(entry.takes_thinking for entry in wanted.entries):
         raise ConfigError(f"--thinking has no effect on {wanted.entries[0].name}; leave it out")
     if wanted.json is not None:
+        check_output(wanted.json, option="--json")
         check_writable(wanted.json, option="--json")
     if wanted.plot is not None:
         check_plot(wanted.plot)
+        check_output(wanted.plot, option="--plot")
         check_writable(wanted.plot, option="--plot")
 
 
@@ -303,6 +313,19 @@ def _run_one(
         )
     notes = subject.notes if entry.lengths else ()  # they are about counting tokens
     return make_report(replace(asked, skipped=skipped), evaluation, done, notes=notes)
+
+
+@contextmanager
+def _uninterrupted(is_wanted: bool) -> Iterator[None]:
+    """What was finished is kept even if Ctrl-C is pressed again."""
+    if not is_wanted or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _tell_not_run(entries: Sequence[Entry]) -> None:

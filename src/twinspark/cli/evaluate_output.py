@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from twinspark.cli.console import say
+from twinspark.evals.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -86,17 +87,21 @@ def show_report(report: "Report", *, verbose: bool) -> None:
     for note in report.notes:
         say(f"{asked.name}: {note}")
     for cause, count in list(report.causes.items())[:SHOWN_CAUSES]:
-        say(f"{asked.name}: {count} of {report.wanted} cases could not be asked: {cause}")
+        say(
+            f"{asked.name}: {count} of {report.wanted} cases could not be asked: {printable(cause)}"
+        )
     if report.ended_by:
         done = report.total.cases if report.total else 0
-        say(f"{asked.name}: ended after {done} of {report.wanted} cases: {report.ended_by}")
+        shown = printable(report.ended_by)
+        say(f"{asked.name}: ended after {done} of {report.wanted} cases: {shown}")
 
 
 def show_overview(reports: "Sequence[Report]") -> None:
     """Print the scores of several reports."""
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=f"all evaluations of {reports[0].asked.model}")
+    table = Table(title=Text(printable(f"all evaluations of {reports[0].asked.model}")))
     table.add_column("evaluation")
     for name in ("cases", "score", "tokens", "seconds"):
         table.add_column(name, justify="right")
@@ -124,7 +129,7 @@ def _table(report: "Report") -> object:
     assert total is not None
     names = list(dict.fromkeys(name for row in report.rows for name in row.figures))
     title = f"{report.asked.name}: {report.asked.model}, seed {report.asked.seed}"
-    table = Table(title=Text(title), show_footer=len(report.rows) > 1)
+    table = Table(title=Text(printable(title)), show_footer=len(report.rows) > 1)
     table.add_column("", footer="all")
     table.add_column("cases", justify="right", footer=str(total.cases))
     columns = [_column([row.figures.get(name) for row in (*report.rows, total)]) for name in names]
@@ -159,4 +164,4 @@ def _show_wrong(report: "Report", out: "Console") -> None:
 
 
 def _one_line(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("\n", "\\n")
+    return printable(text.replace("\\", "\\\\"))

@@ -4,7 +4,17 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from twinspark.evals.case import Answer, Case, CountTokens, Message, Outcome, Subject, Task
+from twinspark.errors import RequestError
+from twinspark.evals.case import (
+    Answer,
+    Case,
+    CountTokens,
+    Message,
+    Outcome,
+    Step,
+    Subject,
+    Task,
+)
 from twinspark.evals.evaluation import Item, Result, Wrong, tokens_a_round
 
 SHOWN_CHARS = 200
@@ -61,7 +71,7 @@ def ask_case(case: Case, subject: Subject) -> Outcome:
     """Ask a case's steps in order, up to the first wrong answer.
 
     Raises:
-        RequestError: a request cannot be served.
+        RequestError: a request cannot be served, or an answer is so odd that judging it fails.
         CapacityError: the subject is busy, and stayed so.
         EngineDied: it has gone.
     """
@@ -71,10 +81,18 @@ def ask_case(case: Case, subject: Subject) -> Outcome:
         said += [_linked(message, answers) for message in step.add]
         answer = subject.ask(said, case.fields, case.max_tokens)
         answers.append(answer)
-        if not step.judge(answer):
+        if not _is_right(step, answer):
             return Outcome(case=case, answers=answers, is_right=False)
         said.append(_as_message(answer))
     return Outcome(case=case, answers=answers, is_right=True)
+
+
+def _is_right(step: Step, answer: Answer) -> bool:
+    """Judge an answer; it may be anything, such as JSON nested deeper than Python can follow."""
+    try:
+        return step.judge(answer)
+    except Exception as error:
+        raise RequestError(f"the answer could not be judged: {error!r}") from error
 
 
 def _linked(message: Message, answers: Sequence[Answer]) -> Message:

@@ -3,6 +3,7 @@
 Read next: `catalog.py`, which says what picture fits an evaluation.
 """
 
+import io
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from twinspark.errors import ConfigError
+from twinspark.evals.output import write_output
 from twinspark.evals.report import Report
 
 if TYPE_CHECKING:
@@ -91,7 +93,9 @@ def _save(figure: "Figure", path: Path) -> None:
     from matplotlib import rc_context
 
     with rc_context({"svg.fonttype": "none"}):  # text stays text, for search and screen readers
-        figure.savefig(path, dpi=150)
+        data = io.BytesIO()
+        figure.savefig(data, format=path.suffix[1:].lower(), dpi=150)
+    write_output(path, data.getvalue())
 
 
 def _canvas(num_bars: int) -> "tuple[Figure, Axes]":

@@ -3,7 +3,6 @@
 Read next: `plot.py`.
 """
 
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +11,10 @@ from typing import Any, Literal
 
 import orjson
 
-from twinspark.errors import ConfigError, EngineDied
+from twinspark.errors import ConfigError, EngineDied, TwinSparkError
 from twinspark.evals.case import NOT_MEASURABLE
 from twinspark.evals.evaluation import Evaluation, Result, Wrong, tokens_a_round
+from twinspark.evals.output import write_output
 from twinspark.evals.run import Run
 
 KEPT_WRONG = 20
@@ -72,7 +72,8 @@ class Report:
         ended_by: why the run ended early, "" if it did not.
         is_not_measurable: it ended because the subject cannot be measured so at all.
         has_lost_subject: it ended because nothing more can be asked: Ctrl-C, or the subject has
-            gone or refuses the key.
+            gone or refuses the key, or something failed that should not.
+        fault: what failed that should not; it is to be raised once all is written.
         notes: what a reader of the scores should know.
     """
 
@@ -88,12 +89,13 @@ class Report:
     ended_by: str
     is_not_measurable: bool
     has_lost_subject: bool
+    fault: BaseException | None = None
     notes: tuple[str, ...]
 
     @property
     def is_complete(self) -> bool:
-        """Whether all cases were finished, and some of them could be asked."""
-        return not self.ended_by and self.num_asked > 0
+        """Whether all cases were finished, and all of them could be asked."""
+        return not self.ended_by and not self.causes and self.num_asked > 0
 
     @property
     def num_asked(self) -> int:
@@ -105,6 +107,9 @@ def make_report(
     asked: Asked, evaluation: Evaluation, run: Run, *, notes: Sequence[str] = ()
 ) -> Report:
     """Add up a run; `notes` are what a reader of its scores should know."""
+    ended_by = run.ended_by
+    is_foreseen = ended_by is None or isinstance(ended_by, KeyboardInterrupt | TwinSparkError)
+    fault = None if is_foreseen else ended_by
     groups: dict[str, list[Result]] = {}
     for result in run.results:
         groups.setdefault(result.label, []).append(result)
@@ -121,7 +126,8 @@ def make_report(
         causes=Counter(result.cause for result in run.results if result.cause),
         ended_by=_reason(run.ended_by),
         is_not_measurable=getattr(run.ended_by, "code", None) == NOT_MEASURABLE,
-        has_lost_subject=isinstance(run.ended_by, _LOST),
+        has_lost_subject=fault is not None or isinstance(ended_by, _LOST),
+        fault=fault,
         notes=tuple(notes),
     )
 
@@ -138,7 +144,9 @@ def _row(label: str, evaluation: Evaluation, results: Sequence[Result]) -> Row:
 def _reason(ended_by: BaseException | None) -> str:
     if ended_by is None:
         return ""
-    return INTERRUPTED if isinstance(ended_by, KeyboardInterrupt) else str(ended_by)
+    if isinstance(ended_by, KeyboardInterrupt):
+        return INTERRUPTED
+    return str(ended_by) if isinstance(ended_by, TwinSparkError) else repr(ended_by)
 
 
 def document(report: Report, *, version: str, date: str) -> dict[str, Any]:
@@ -192,9 +200,4 @@ def write_json(path: Path, value: Any) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(orjson.dumps(value, option=orjson.OPT_INDENT_2) + b"\n")
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    write_output(path, orjson.dumps(value, option=orjson.OPT_INDENT_2) + b"\n")

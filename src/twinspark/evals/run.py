@@ -7,10 +7,10 @@ greedy reply does not depend on its company. Read next: `report.py`.
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from twinspark.errors import CapacityError, RequestError, TwinSparkError
+from twinspark.errors import CapacityError, RequestError
 from twinspark.evals.case import NOT_MEASURABLE, Subject
 from twinspark.evals.evaluation import Evaluation, Item, Result
 
@@ -28,7 +28,8 @@ class Run:
         results: of the finished items, in the order of the items.
         wanted: items that were to be measured.
         seconds: from the first item to the last result.
-        ended_by: what ended it early: a KeyboardInterrupt or a TwinSparkError; None if nothing did.
+        ended_by: what ended it early, such as a KeyboardInterrupt, a TwinSparkError, or a fault of
+            our own; None if nothing did.
     """
 
     results: tuple[Result, ...]
@@ -100,16 +101,24 @@ def run(
     will_end = ended_by is None or isinstance(ended_by, RequestError)
     if not will_end:
         subject.cancel()
-    for thread in threads:
-        thread.join(None if will_end else JOIN_S)  # one that waits for a dead server is left there
-    if ended_by is not None and not isinstance(ended_by, KeyboardInterrupt | TwinSparkError):
-        raise ended_by
+    try:
+        _join(threads, None if will_end else JOIN_S)
+    except KeyboardInterrupt as error:  # the second one, or one that comes at the end
+        subject.cancel()
+        ended_by = ended_by or error
     return Run(
         results=tuple(results[n] for n in sorted(results)),
         wanted=num,
         seconds=time.monotonic() - begin,
         ended_by=ended_by,
     )
+
+
+def _join(threads: Sequence[threading.Thread], seconds: float | None) -> None:
+    """Wait for all threads, so many seconds in all; one that waits for a dead server is left."""
+    deadline = None if seconds is None else time.monotonic() + seconds
+    for thread in threads:
+        thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
 
 def _collect(

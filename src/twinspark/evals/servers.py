@@ -8,13 +8,17 @@ import math
 import threading
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from typing import Any
+from typing import Any, cast
 
-from twinspark.errors import ConfigError, RequestError
-from twinspark.evals.case import NOT_MEASURABLE, Answer, Call, Message
-from twinspark.evals.http_client import HttpClient, HttpFailure, key_refused
+from twinspark.errors import CapacityError, ConfigError, RequestError
+from twinspark.evals.case import NOT_MEASURABLE, Answer, Message
+from twinspark.evals.http_client import REFUSED, HttpClient, HttpFailure, key_refused
+from twinspark.evals.printable import printable
+from twinspark.evals.replies import answer_of, echoed_scores, first_choice, not_scored
 
 PROBE_CHARS = 4000
+SHOWN_MODELS = 20
+SPECIAL_TOKENS = 16  # that a server may add to those of a text, of which each has a byte or more
 CONTEXT_FIELDS = ("max_model_len", "context_length")
 
 
@@ -30,6 +34,7 @@ class ServerModel:
 
         Raises:
             ConfigError: there is no such server, or no such model.
+            CapacityError: the server takes no more requests now.
         """
         self._client = client
         self.place = client.url
@@ -37,6 +42,13 @@ class ServerModel:
         names = [entry["id"] for entry in listed]
         if model is None and not names:
             raise ConfigError(f"the server at {self._api} lists no model; name one with --model")
+        if model is not None and names and model not in names:
+            shown = ", ".join(printable(name) for name in names[:SHOWN_MODELS])
+            more = f" and {len(names) - SHOWN_MODELS} more" if len(names) > SHOWN_MODELS else ""
+            raise ConfigError(
+                f"--model is {model!r}, which the server at {self._api} does not list; it lists "
+                f"{shown}{more}"
+            )
         self.name = names[0] if model is None else model
         entry = next((entry for entry in listed if entry["id"] == self.name), {})
         told = (entry.get(name) for name in CONTEXT_FIELDS)
@@ -63,7 +75,7 @@ class ServerModel:
             "max_tokens": max_tokens,
             "temperature": 0,
         }
-        return _answer(self._post("/chat/completions", body))
+        return answer_of(self._post("/chat/completions", body))
 
     def count_tokens(self, text: str) -> int:
         """Tokens of a text, counted by the server or estimated."""
@@ -81,11 +93,16 @@ class ServerModel:
         try:
             try:
                 reply = self._post("/completions", {**body, "max_tokens": 0})
-            except RequestError:  # some servers generate at least one token
+            except RequestError as error:
+                if error.code != REFUSED:
+                    raise
+                # some servers generate at least one token
                 reply = self._post("/completions", {**body, "max_tokens": 1})
         except RequestError as error:
-            raise _not_scored(str(error)) from error
-        return _echoed_scores(reply, len(text))
+            if error.code != REFUSED:  # it failed this time
+                raise
+            raise not_scored(str(error)) from error
+        return echoed_scores(reply, len(text))
 
     def cancel(self) -> None:
         """Ask nothing more."""
@@ -97,11 +114,11 @@ class ServerModel:
         except HttpFailure as error:
             raise RequestError(
                 f"the server does not serve {path} for the model {self.name!r} (HTTP "
-                f"{error.status}): {error.message}"
+                f"{error.status}): {error.message}",
+                code=REFUSED,
             ) from error
-        if not isinstance(reply, dict) or not reply.get("choices"):
-            raise RequestError(f"the server's reply to {path} has no choices: {str(reply)[:200]}")
-        return reply
+        first_choice(reply, path)
+        return cast("Mapping[str, Any]", reply)
 
     def _counted(self, text: str) -> int | None:
         """By `/tokenize`, of the server's root or beside the API; None where there is none."""
@@ -109,10 +126,20 @@ class ServerModel:
         for base in dict.fromkeys((self._api.removesuffix("/v1"), self._api)):
             try:
                 reply = self._client.post(f"{base}/tokenize", body)
-            except (HttpFailure, RequestError):
+            except HttpFailure:
+                continue
+            except RequestError as error:
+                if error.code != REFUSED:
+                    raise
                 continue
             count = reply.get("count") if isinstance(reply, dict) else None
             if isinstance(count, int) and not isinstance(count, bool):
+                if text and not 0 < count <= len(text.encode()) + SPECIAL_TOKENS:
+                    raise RequestError(
+                        f"/tokenize says {count} tokens for a text of {len(text)} characters: is "
+                        "the server's count of tokens right?",
+                        code=NOT_MEASURABLE,
+                    )
                 return count
         return None
 
@@ -126,9 +153,9 @@ class ServerModel:
             "max_tokens": 1,
             "temperature": 0,
         }
-        usage = self._post("/chat/completions", body).get("usage") or {}
-        count = usage.get("prompt_tokens")
-        if not isinstance(count, int) or count <= 0:
+        usage = self._post("/chat/completions", body).get("usage")
+        count = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+        if isinstance(count, bool) or not isinstance(count, int) or count <= 0:
             raise RequestError(
                 "the server neither counts tokens (/tokenize) nor says usage.prompt_tokens, so "
                 "texts of a length in tokens cannot be made",
@@ -141,7 +168,8 @@ def _find_api(client: HttpClient) -> tuple[str, list[dict[str, Any]]]:
     """The address under which the API's paths are, and the models it lists.
 
     Raises:
-        ConfigError: no such server.
+        ConfigError: no such server, or it refuses the key.
+        CapacityError: it takes no more requests.
     """
     tried = [client.url] if client.url.endswith("/v1") else [client.url + "/v1", client.url]
     problem = "it lists no models"
@@ -151,6 +179,11 @@ def _find_api(client: HttpClient) -> tuple[str, list[dict[str, Any]]]:
         except HttpFailure as error:
             if error.status in (401, 403):
                 raise key_refused(client.url, error) from error
+            if error.status == 429:
+                raise CapacityError(
+                    f"the server at {client.url} takes no more requests now (HTTP 429): "
+                    f"{error.message}; try again later"
+                ) from error
             problem = f"HTTP {error.status}: {error.message}"
         except (OSError, ValueError) as error:
             problem = str(getattr(error, "reason", error))
@@ -162,57 +195,4 @@ def _find_api(client: HttpClient) -> tuple[str, list[dict[str, Any]]]:
     raise ConfigError(
         f"--base-url {client.url} is no OpenAI-compatible server: {tried[0]}/models gave no list "
         f"of models ({problem}); check the address, and that the server has started"
-    )
-
-
-def _answer(reply: Mapping[str, Any]) -> Answer:
-    choice = reply["choices"][0]
-    message = choice.get("message") or {}
-    usage = reply.get("usage") or {}
-    details = usage.get("completion_tokens_details") or {}
-    stats = reply.get("stats") or {}
-    calls = tuple(
-        Call(
-            name=call["function"]["name"],
-            arguments=call["function"].get("arguments") or "",
-            call_id=call.get("id") or f"call_{n}",
-        )
-        for n, call in enumerate(message.get("tool_calls") or ())
-    )
-    return Answer(
-        content=message.get("content") or "",
-        reasoning=message.get("reasoning_content") or message.get("reasoning") or "",
-        calls=calls,
-        finish=choice.get("finish_reason") or "stop",
-        completion_tokens=usage.get("completion_tokens") or 0,
-        reasoning_tokens=details.get("reasoning_tokens"),
-        rounds=stats.get("rounds"),
-    )
-
-
-def _echoed_scores(reply: Mapping[str, Any], num_chars: int) -> list[float]:
-    """The scores of the echoed prompt's tokens.
-
-    Raises:
-        RequestError: there are none.
-    """
-    block = reply["choices"][0].get("logprobs") or {}
-    scores, offsets = block.get("token_logprobs"), block.get("text_offset")
-    if not scores or not offsets or len(scores) != len(offsets):
-        raise _not_scored("completions with echo come back without log-probabilities")
-    found = [
-        float(score)
-        for score, offset in zip(scores, offsets, strict=True)
-        if score is not None and offset < num_chars
-    ]
-    if not found or offsets[0] != 0:
-        raise _not_scored("the log-probabilities do not begin with the prompt")
-    return found
-
-
-def _not_scored(reason: str) -> RequestError:
-    return RequestError(
-        f"texts cannot be scored by this server, which needs completions with echo and logprobs: "
-        f"{reason}",
-        code=NOT_MEASURABLE,
     )

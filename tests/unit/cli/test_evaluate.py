@@ -4,8 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from twinspark.cli.evaluate_output import show_overview, show_report
 from twinspark.cli.main import app, run
-from twinspark.evals.catalog import ENTRIES
+from twinspark.errors import EngineDied
+from twinspark.evals import catalog
+from twinspark.evals.catalog import ENTRIES, Options
+from twinspark.evals.evaluation import Result, Wrong
+from twinspark.evals.report import Asked, make_report
+from twinspark.evals.run import Run
 
 GIVEN = "--base-url http://127.0.0.1:1/v1"
 
@@ -37,6 +43,10 @@ def said(command: str, capsys: pytest.CaptureFixture[str], *, code: int = 2) -> 
         ("text --model gpt", "give --base-url too"),
         (f"text {GIVEN} --pack demo", "--pack has no effect with --base-url"),
         (f"text {GIVEN} --device cpu", "--device has no effect with --base-url"),
+        (f"text {GIVEN} --timeout inf", "--timeout is inf"),
+        (f"text {GIVEN} --timeout 1e12", "--timeout is 1e+12"),
+        ("text --base-url http://[::1", "expected an address"),
+        ("text --json /proc/x.json", "cannot write --json"),
         (f"text {GIVEN}", "is no OpenAI-compatible server"),
         ("text --base-url localhost:8000", "expected an address"),
         ("text --pack /nowhere", "/nowhere"),
@@ -64,3 +74,20 @@ def test_help_names_every_evaluation_and_teaches_each(capsys: pytest.CaptureFixt
 
 def test_a_folder_is_no_file_for_scores(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "is a folder" in said(f"text --json {tmp_path}", capsys)
+
+
+def test_texts_of_a_server_reach_the_terminal_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    odd = "a\x1b[2J\r\nb\\"
+    asked = Asked(name="sums", model=odd, kind="url", place="p", seed=0)
+    results = (
+        Result(label="x", score=0.0, wrong=Wrong(prompt_end=odd, expected=odd, got=odd)),
+        Result(label="x", score=0.0, cause=odd),
+    )
+    done = Run(results=results, wanted=3, seconds=1.0, ended_by=EngineDied(odd))
+    report = make_report(asked, catalog.find("sums").make(Options()), done)
+    show_report(report, verbose=True)
+    show_overview([report])
+    captured = capsys.readouterr()
+    assert "got: a\\x1b[2J\\r\\nb\\\\\n" in captured.out
+    assert "could not be asked: a\\x1b[2J\\r\\nb\\\n" in captured.err
+    assert not {"\x1b", "\r"} & set(captured.out + captured.err)

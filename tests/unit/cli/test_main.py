@@ -148,3 +148,22 @@ def test_ipv6_addresses_are_bracketed() -> None:
         pytest.skip("no IPv6 loopback here")
     with listener:
         assert base_url(listener).startswith("http://[::1]:")
+
+
+def test_ctrl_c_while_the_command_is_imported() -> None:
+    """The signal comes from inside an import of the command's own."""
+    code = (
+        "import os, signal, sys, builtins\n"
+        "real = builtins.__import__\n"
+        "def press(name, *rest):\n"
+        "    if name == 'twinspark.cli.main':\n"
+        "        builtins.__import__ = real\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return real(name, *rest)\n"
+        "import twinspark.__main__ as command\n"
+        "builtins.__import__ = press\n"
+        "sys.argv = ['twinspark', 'eval', '--help']\n"
+        "command.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

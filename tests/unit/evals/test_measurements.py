@@ -107,3 +107,11 @@ def test_drafts_cannot_be_measured_where_rounds_are_not_said() -> None:
     with pytest.raises(RequestError) as caught:
         item.measure(subject)
     assert caught.value.code == NOT_MEASURABLE
+
+
+def test_a_text_of_impossible_tokens_has_an_infinite_perplexity() -> None:
+    subject = ScriptedSubject(right, scores=lambda text: [-9999.0] * 3)
+    item = next(TextPerplexity().items(1, 0, len))
+    result = item.measure(subject)
+    assert result.score == 0.0
+    assert TextPerplexity().figures([result])["perplexity"] == float("inf")

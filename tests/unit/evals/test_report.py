@@ -42,7 +42,7 @@ def test_the_document_of_a_whole_run() -> None:
         "cases": 4,
         "score": 0.5,
         "by": {"even": 1.0, "odd": 0.0},
-        "complete": True,
+        "complete": False,
         "ended_by": None,
         "wanted": 4,
         "figures": {
@@ -76,6 +76,7 @@ def test_the_document_of_a_whole_run() -> None:
         (ConfigError("key"), "key", True, False),
         (RequestError("no echo", code=NOT_MEASURABLE), "no echo", False, True),
         (RequestError("refused"), "refused", False, False),
+        (ZeroDivisionError("ours"), "ZeroDivisionError('ours')", True, False),
     ],
 )
 def test_a_run_that_ended_early(
@@ -85,6 +86,7 @@ def test_a_run_that_ended_early(
     assert not report.is_complete
     assert (report.ended_by, report.has_lost_subject) == (said, is_lost)
     assert report.is_not_measurable == is_not_measurable
+    assert report.fault == (ended_by if isinstance(ended_by, ZeroDivisionError) else None)
     found = document(report, version="1", date="d")
     assert (found["complete"], found["cases"], found["score"]) == (False, 2, 0.5)
 
@@ -94,10 +96,11 @@ def test_a_run_without_a_result_has_no_score() -> None:
     assert (found["score"], found["by"], found["cases"]) == (None, {}, 0)
 
 
-def test_where_no_case_could_be_asked_the_run_is_not_complete() -> None:
+def test_where_a_case_could_not_be_asked_the_run_is_not_complete() -> None:
     refused = Result(label="odd", score=0.0, cause="no")
     assert not report_of(refused, refused).is_complete
-    assert report_of(refused, RESULTS[1]).is_complete
+    assert not report_of(refused, RESULTS[1]).is_complete
+    assert report_of(RESULTS[1]).is_complete
 
 
 def test_only_the_first_wrong_cases_are_kept() -> None:

@@ -1,3 +1,4 @@
+import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,6 +7,7 @@ from typing import Any
 import pytest
 from tests.scripted_subject import Doubles, ScriptedSubject, number_of, right
 
+import twinspark.evals.run as run_module
 from twinspark.errors import CapacityError, EngineDied, RequestError
 from twinspark.evals.case import NOT_MEASURABLE, Answer, Case, CountTokens, Message, Step
 from twinspark.evals.evaluation import Result
@@ -133,7 +135,7 @@ def test_one_answer_among_refusals_goes_on() -> None:
     assert done.ended_by is None and len(done.results) == 30
 
 
-def test_our_own_faults_are_not_counted_as_wrong() -> None:
+def test_an_answer_that_cannot_be_judged_is_wrong_with_its_cause() -> None:
     class Broken(Doubles):
         def cases(self, num: int, seed: int, count_tokens: CountTokens) -> Iterator[Case]:
             step = Step(
@@ -143,5 +145,45 @@ def test_our_own_faults_are_not_counted_as_wrong() -> None:
             )
             yield Case(label="x", steps=(step,))
 
-    with pytest.raises(ZeroDivisionError):
-        run(Judged(Broken()), ScriptedSubject(right), num=1, seed=0, concurrency=2)
+    done = run(Judged(Broken()), ScriptedSubject(right), num=1, seed=0, concurrency=2)
+    assert done.ended_by is None
+    assert done.results[0].score == 0 and "could not be judged: ZeroDiv" in done.results[0].cause
+
+
+def test_a_fault_of_our_own_ends_the_run_and_what_was_finished_is_kept() -> None:
+    def reply(messages: Sequence[Message], fields: Mapping[str, Any]) -> Answer:
+        if number_of(messages) == 3:
+            raise ZeroDivisionError("ours")
+        return right(messages, fields)
+
+    done = run_doubles(ScriptedSubject(reply), concurrency=1)
+    assert isinstance(done.ended_by, ZeroDivisionError) and len(done.results) == 3
+
+
+@pytest.mark.parametrize("is_pressed_again", [False, True])
+def test_threads_that_hang_are_waited_for_together(
+    is_pressed_again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "JOIN_S", 30.0 if is_pressed_again else 0.3)
+    hang = threading.Event()
+
+    def reply(messages: Sequence[Message], fields: Mapping[str, Any]) -> Answer:
+        if number_of(messages):
+            hang.wait(60)
+        return right(messages, fields)
+
+    def press(result: Result) -> None:
+        if is_pressed_again:
+            main = threading.main_thread().ident
+            assert main is not None
+            threading.Timer(0.3, signal.pthread_kill, [main, signal.SIGINT]).start()
+        raise KeyboardInterrupt
+
+    begin = time.monotonic()
+    subject = ScriptedSubject(reply)
+    try:
+        done = run(Judged(Doubles()), subject, num=12, seed=0, concurrency=8, on_result=press)
+    finally:
+        hang.set()
+    assert time.monotonic() - begin < 2.0
+    assert isinstance(done.ended_by, KeyboardInterrupt) and len(done.results) == 1

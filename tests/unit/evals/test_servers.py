@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 from tests.fake_api import MODELS, FakeApi, FakeReply, chat_reply, fake_api, not_there
 
-from twinspark.errors import ConfigError, RequestError
+from twinspark.errors import CapacityError, ConfigError, RequestError
 from twinspark.evals.case import NOT_MEASURABLE, Answer, Call
 from twinspark.evals.http_client import HttpClient
 from twinspark.evals.servers import PROBE_CHARS, ServerModel
@@ -176,3 +176,76 @@ def test_where_texts_cannot_be_scored_it_says_why(reply: FakeReply) -> None:
         with pytest.raises(RequestError, match="echo and logprobs") as caught:
             model_of(api).text_scores("abcde")
     assert caught.value.code == NOT_MEASURABLE
+
+
+CALLED = {"message": {"tool_calls": [{"id": "x"}]}}
+
+
+@pytest.mark.parametrize(
+    ("reply", "text"),
+    [
+        ({"choices": ["x"]}, "no choices"),
+        ({"choices": {"0": {}}}, "no choices"),
+        ({"choices": [{"message": []}]}, "message"),
+        ({"choices": [CALLED]}, "tool_calls"),
+        ({"choices": [{"message": {"tool_calls": {}}}]}, "tool_calls"),
+        ({"choices": [{"message": {"content": 7}}]}, "content"),
+        ({"choices": [{"finish_reason": 7}]}, "finish_reason"),
+        ({"choices": [{}], "usage": []}, "usage"),
+        ({"choices": [{}], "usage": {"completion_tokens": "9"}}, "completion_tokens"),
+        ({"choices": [{}], "usage": {"completion_tokens_details": 1}}, "details"),
+        ({"choices": [{}], "stats": {"rounds": "many"}}, "rounds"),
+        ({"choices": [{}], "stats": {"rounds": -1}}, "rounds"),
+    ],
+)
+def test_malformed_replies_are_errors_of_their_case(reply: Any, text: str) -> None:
+    with fake_api(lambda path, body: with_models(path, body, FakeReply(reply))) as api:
+        with pytest.raises(RequestError, match=text) as caught:
+            model_of(api).ask([{"role": "user", "content": "?"}], {}, 5)
+    assert caught.value.code != NOT_MEASURABLE
+
+
+def test_parts_of_a_content_are_put_together() -> None:
+    parts = [{"type": "text", "text": "Ro"}, {"type": "image"}, {"type": "text", "text": "me"}]
+    reply = FakeReply({"choices": [{"message": {"content": parts}}]})
+    with fake_api(lambda path, body: with_models(path, body, reply)) as api:
+        assert model_of(api).ask([{"role": "user", "content": "?"}], {}, 5).content == "Rome"
+
+
+@pytest.mark.parametrize("score", ["-1", True, [], 900.0, None])
+def test_scores_that_are_no_log_probabilities(score: Any) -> None:
+    logprobs = {"token_logprobs": [None, score], "text_offset": [0, 1]}
+    reply = FakeReply({"choices": [{"logprobs": logprobs}]})
+    with fake_api(lambda path, body: with_models(path, body, reply)) as api:
+        with pytest.raises(RequestError):
+            model_of(api).text_scores("abcde")
+
+
+@pytest.mark.parametrize("count", [-5, 0, 10**9])
+def test_a_count_of_tokens_that_cannot_be(count: int) -> None:
+    reply = FakeReply({"count": count})
+    with fake_api(lambda path, body: with_models(path, body, reply)) as api:
+        with pytest.raises(RequestError, match="count of tokens right"):
+            model_of(api).count_tokens("one two three")
+
+
+@pytest.mark.parametrize("status", [500, 507])
+def test_a_server_that_fails_once_can_still_score_texts(status: int) -> None:
+    failed = FakeReply({"error": {"message": "oops"}}, status=status)
+    with fake_api(lambda path, body: with_models(path, body, failed)) as api:
+        with pytest.raises(RequestError, match="oops") as caught:
+            model_of(api).text_scores("abcde")
+    assert caught.value.code != NOT_MEASURABLE
+
+
+def test_a_model_that_is_not_listed() -> None:
+    with fake_api(lambda path, body: FakeReply(MODELS)) as api:
+        with pytest.raises(ConfigError, match="--model is 'third'.*it lists first, second$"):
+            model_of(api, model="third")
+
+
+def test_a_server_that_takes_no_more_requests_is_told_as_such() -> None:
+    limited = FakeReply({"error": {"message": "rate limit"}}, status=429)
+    with fake_api(lambda path, body: limited) as api:
+        with pytest.raises(CapacityError, match="429.*rate limit"):
+            model_of(api)

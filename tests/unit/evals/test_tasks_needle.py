@@ -5,9 +5,11 @@ import random
 import pytest
 
 from twinspark.config.paths import demo_pack_path
-from twinspark.evals.case import Answer
+from twinspark.errors import RequestError
+from twinspark.evals.case import NOT_MEASURABLE, Answer
 from twinspark.evals.tasks import needle
 from twinspark.evals.tasks.draw import case_random
+from twinspark.evals.tasks.filler import fitted
 from twinspark.evals.tasks.needle import LENGTHS, Fact, Needle, hide, is_right
 from twinspark.text.tokenizer import Tokenizer
 
@@ -191,5 +193,12 @@ def test_lengths_are_checked(lengths):
 
 
 def test_a_length_that_cannot_hold_its_facts_is_refused():
-    with pytest.raises(ValueError, match="no text"):
+    with pytest.raises(RequestError, match="no text"):
         list(Needle((512,)).cases(3, 0, lambda text: len(text) * 3))
+
+
+@pytest.mark.parametrize("count", [7, -3, 0, 100_000])
+def test_counts_that_do_not_grow_with_the_text_are_refused(count: int) -> None:
+    with pytest.raises(RequestError, match="no text") as caught:
+        fitted(random.Random(0), 4096, 16, lambda text: count)
+    assert caught.value.code == NOT_MEASURABLE

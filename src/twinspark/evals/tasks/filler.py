@@ -6,7 +6,8 @@ Owns the sentences and their fitting to a number of tokens. Read next: `needle.p
 import random
 from collections.abc import Iterator
 
-from twinspark.evals.case import CountTokens
+from twinspark.errors import RequestError
+from twinspark.evals.case import NOT_MEASURABLE, CountTokens
 from twinspark.evals.tasks import words
 from twinspark.evals.tasks.draw import plural, with_article
 
@@ -41,6 +42,7 @@ _SHORT = (
     "The wind was cold.", "Nobody spoke.", "It was late.", "The light was good.", "Birds sang.",
 )  # fmt: skip
 _TRIES = 200
+LEAST_SHARE = 8  # pieces with an eighth of the mean's tokens are not counted by their length
 
 
 def pieces(r: random.Random) -> Iterator[str]:
@@ -103,23 +105,35 @@ def fitted(r: random.Random, num_tokens: int, slack: int, count_tokens: CountTok
     of one and the start of the next the result is a little shorter than it says.
 
     Raises:
-        ValueError: there is no room for a sentence, or the slack is below the shortest.
+        RequestError: no text fits: there is no room for a sentence, tokens are not counted as
+            texts grow, or the slack is below the shortest sentence.
     """
     endless = pieces(r)
     found = [next(endless) for _ in range(20)]
     total = count_tokens("".join(found))
     per_piece = max(total, 1) / len(found)
     if num_tokens < per_piece:
-        raise ValueError(f"no text has {num_tokens} tokens, a sentence has about {per_piece:.0f}")
-    while not 0 <= num_tokens - total <= 4 * per_piece:
+        raise RequestError(
+            f"no text has {num_tokens} tokens, a sentence has about {per_piece:.0f}",
+            code=NOT_MEASURABLE,
+        )
+    for _ in range(_TRIES):
+        if 0 <= num_tokens - total <= 4 * per_piece:
+            break
         step = int(abs(num_tokens - total) / per_piece) + 1
         if total < num_tokens:
             more = [next(endless) for _ in range(step)]
             found += more
-            total += count_tokens("".join(more))
+            size = count_tokens("".join(more))
+            total += size
         else:
-            total -= count_tokens("".join(found[-step:]))
+            size = count_tokens("".join(found[-step:]))
             del found[-step:]
+            total -= size
+        if size * LEAST_SHARE < step * per_piece or total < 0:
+            raise _miscounted(num_tokens)
+    else:
+        raise _miscounted(num_tokens)
     for _ in range(_TRIES):
         missing = num_tokens - total
         if missing <= slack and found:
@@ -129,4 +143,12 @@ def fitted(r: random.Random, num_tokens: int, slack: int, count_tokens: CountTok
         if size <= missing:
             found.append(f" {text}")
             total += size
-    raise ValueError(f"no text comes within {slack} tokens of {num_tokens}")
+    raise _miscounted(num_tokens)
+
+
+def _miscounted(num_tokens: int) -> RequestError:
+    return RequestError(
+        f"no text comes near {num_tokens} tokens, whatever is added or taken away: is the count of "
+        "tokens right?",
+        code=NOT_MEASURABLE,
+    )

@@ -35,7 +35,7 @@ class TextPerplexity:
     def score(self, results: Sequence[Result]) -> float:
         """One over the perplexity; 0 where nothing was scored."""
         tokens = sum(result.tokens for result in results)
-        return math.exp(-_sum(results, "nats") / tokens) if tokens else 0.0
+        return _exp(-_sum(results, "nats") / tokens) if tokens else 0.0
 
     def figures(self, results: Sequence[Result]) -> Mapping[str, float]:
         """Perplexity, bits a byte, tokens."""
@@ -44,7 +44,7 @@ class TextPerplexity:
             return {}
         nats = _sum(results, "nats")
         return {
-            "perplexity": math.exp(nats / tokens),
+            "perplexity": _exp(nats / tokens),
             "bits a byte": nats / math.log(2) / _sum(results, "bytes"),
             "tokens": tokens,
         }
@@ -62,7 +62,7 @@ class _Scored:
         nats = -math.fsum(scores)
         return Result(
             label=self._label,
-            score=math.exp(-nats / len(scores)),
+            score=_exp(-nats / len(scores)),
             tokens=len(scores),
             sums={"nats": nats, "bytes": len(self._text.encode())},
         )
@@ -83,6 +83,14 @@ def passages(text: str, draw: random.Random) -> Iterator[str]:
 
 def _text(label: str) -> str:
     return files("twinspark.evals").joinpath(f"texts/{label}.txt").read_text("utf-8")
+
+
+def _exp(value: float) -> float:
+    """E to a power; infinite where that is over the largest float."""
+    try:
+        return math.exp(value)
+    except OverflowError:
+        return math.inf
 
 
 def _sum(results: Sequence[Result], name: str) -> float:
