@@ -152,6 +152,31 @@ class NullCaches:
         """Nothing to do."""
 
 
+def decoding_config(slots: int, **settings: Any) -> EngineConfig:
+    """Settings of an engine whose slots all decode from the same round on."""
+    return EngineConfig(
+        slots=slots,
+        queue_size=slots,
+        max_context_tokens=CONTEXT_TOKENS,
+        lookup=False,
+        prefill_chunk=slots * PROMPT_TOKENS,
+        **settings,
+    )
+
+
+def decode_in_all_slots(engine: Engine, slots: int, token: int) -> None:
+    """Submit a request a slot, its prompt all one token, and run the first rounds."""
+    rule = Sampling(temperature=0.0, ignore_eos=True)
+    for number in range(slots):
+        prompt = (token,) * PROMPT_TOKENS
+        engine.submit(
+            GenerateRequest(request_id=str(number), prompt_ids=prompt, sampling=rule, reuse=False)
+        )
+    for _ in range(WARM_UP_ROUNDS):
+        engine.step()
+    assert engine.status.running == slots, "a request of the bench does not run"
+
+
 def measure_overhead(*, slots: int, rounds: int = 300) -> Overhead:
     """Decode in all slots and time each round, with the sizes and the tokenizer of the demo pack.
 
@@ -163,29 +188,13 @@ def measure_overhead(*, slots: int, rounds: int = 300) -> Overhead:
     tokenizer = Tokenizer.from_file(pack.tokenizer_path)
     (token,) = tokenizer.encode_plain("a")
     model = NullModel(pack.config, token=token)
-    config = EngineConfig(
-        slots=slots,
-        queue_size=slots,
-        max_context_tokens=CONTEXT_TOKENS,
-        draft_tokens=NUM_DRAFTS,
-        priced_drafts=False,
-        lookup=False,
-        prefill_chunk=slots * PROMPT_TOKENS,
-    )
+    config = decoding_config(slots, draft_tokens=NUM_DRAFTS, priced_drafts=False)
     engine = Engine(model, tokenizer, config)
     clock = CallClock()
     scheduler: Any = engine._scheduler  # the one look inside: its calls are timed where they are
     for name in SCHEDULER_CALLS:
         setattr(scheduler, name, clock.wrap(getattr(scheduler, name)))
-    rule = Sampling(temperature=0.0, ignore_eos=True)
-    for number in range(slots):
-        prompt = (token,) * PROMPT_TOKENS
-        engine.submit(
-            GenerateRequest(request_id=str(number), prompt_ids=prompt, sampling=rule, reuse=False)
-        )
-    for _ in range(WARM_UP_ROUNDS):
-        engine.step()
-    assert engine.status.running == slots, "a request of the bench does not run"
+    decode_in_all_slots(engine, slots, token)
     inside, outside = [], []
     for _ in range(rounds):
         clock.take_us()

@@ -19,21 +19,18 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from twinspark.bench.overhead import (
-    CONTEXT_TOKENS,
-    PROMPT_TOKENS,
-    WARM_UP_ROUNDS,
     CallClock,
     NullModel,
+    decode_in_all_slots,
+    decoding_config,
     percentile,
 )
 from twinspark.cache.view import Caches
-from twinspark.config.engine import EngineConfig
 from twinspark.config.paths import demo_pack_path
 from twinspark.engine.core import Engine
 from twinspark.engine.plan import PlannedRows
 from twinspark.engine.recording import Recorded, Work
 from twinspark.engine.rounds import Rounds
-from twinspark.messages import GenerateRequest, Sampling
 from twinspark.model.loading import load_model
 from twinspark.model.transformer import Transformer
 from twinspark.pack.reader import open_pack
@@ -224,24 +221,8 @@ def _engine(slots: int) -> tuple[Engine, _Device]:
     tokenizer = Tokenizer.from_file(pack.tokenizer_path)
     (token,) = tokenizer.encode_plain("a")
     model = NullRounds(load_model(pack), token=token)
-    config = EngineConfig(
-        slots=slots,
-        queue_size=slots,
-        max_context_tokens=CONTEXT_TOKENS,
-        draft_tokens=NUM_DRAFTS,
-        lookup=False,
-        prefill_chunk=slots * PROMPT_TOKENS,
-    )
-    engine = Engine(model, tokenizer, config)
+    engine = Engine(model, tokenizer, decoding_config(slots, draft_tokens=NUM_DRAFTS))
     runner, device = cast(Any, engine._runner), _Device(model)
     runner._rounds = device.run(runner.caches)
-    rule = Sampling(temperature=0.0, ignore_eos=True)
-    for number in range(slots):
-        prompt = (token,) * PROMPT_TOKENS
-        engine.submit(
-            GenerateRequest(request_id=str(number), prompt_ids=prompt, sampling=rule, reuse=False)
-        )
-    for _ in range(WARM_UP_ROUNDS):
-        engine.step()
-    assert engine.status.running == slots, "a request of the bench does not run"
+    decode_in_all_slots(engine, slots, token)
     return engine, device

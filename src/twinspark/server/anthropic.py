@@ -21,8 +21,9 @@ from twinspark.server.anthropic_fields import translate
 from twinspark.server.anthropic_replies import MessageStream, whole_message
 from twinspark.server.body import read_json_object
 from twinspark.server.chat import prepare_chat
+from twinspark.server.choices import collected
 from twinspark.server.errors import ApiError, to_api_error
-from twinspark.server.generation import Ended, Generation, Started, TextDelta, collected
+from twinspark.server.generation import Ended, Generation, Started, TextDelta
 from twinspark.server.json_response import JsonResponse
 from twinspark.server.keys import scope_of
 from twinspark.server.prompting import (

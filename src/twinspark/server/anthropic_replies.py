@@ -11,8 +11,9 @@ from typing import Any, Literal
 import orjson
 
 from twinspark.server.chat_replies import stats_of
+from twinspark.server.choices import Choice
 from twinspark.server.errors import ApiError, anthropic_body
-from twinspark.server.generation import CallPart, Choice, Ended, TextDelta
+from twinspark.server.generation import CallPart, Ended, TextDelta
 from twinspark.server.streaming import Frames, News
 
 BlockKind = Literal["thinking", "text", "tool_use"]

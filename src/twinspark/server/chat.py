@@ -31,14 +31,13 @@ from twinspark.server.chat_replies import (
     whole,
     whole_choice,
 )
+from twinspark.server.choices import Choice, collected
 from twinspark.server.generation import (
-    Choice,
     Ended,
     Generation,
     Prepared,
     Started,
     TextDelta,
-    collected,
     several,
     usage_of_all,
 )

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 from twinspark.messages import GenerateRequest, Ready
 from twinspark.server.body import read_json_object
 from twinspark.server.chat_replies import ReplyHead, stats_of, usage_of
+from twinspark.server.choices import Choice, collected
 from twinspark.server.completion_fields import (
     MAX_REPLIES,
     CompletionFields,
@@ -33,14 +34,12 @@ from twinspark.server.completion_replies import (
 )
 from twinspark.server.errors import bad_request
 from twinspark.server.generation import (
-    Choice,
     Ended,
     Generation,
     Prepared,
     PromptScored,
     Started,
     TextDelta,
-    collected,
     several,
     usage_of_all,
 )
