@@ -128,6 +128,8 @@ class ProcessRank:
             if work is not None:  # a stream is waited for by itself
                 work.wait()
         except RuntimeError as error:
+            if mine.is_cuda and torch.cuda.is_current_stream_capturing():
+                raise  # nobody was met: it is about the recording, not about another rank
             raise self._failed(error) from error
         return found
 
