@@ -16,6 +16,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,8 @@ KERNEL_TESTS = (
     "experts_cuda", "head_cuda", "index_cuda", "places", "plain_cuda", "residual_cuda",
 )  # fmt: skip
 MARK = "gpu and not slow"
+CACHE = Path(tempfile.gettempdir()) / "twinspark-gpu-cache"
+"""Compiled kernels of all steps, and of later trials on the machine."""
 _GRACE_S = 10  # from an interrupt to the end
 _FREE_S = 5  # left of the budget, less than that starts nothing
 _TAIL = 20  # lines of a log that are shown when its step fails
@@ -156,7 +159,9 @@ def _ended(command: Sequence[str], log: Path, limit_s: float) -> int | None:
 
     It is interrupted first, so that a bench writes what it has, with all that it has started.
     """
-    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    cache = {"XDG_CACHE_HOME": str(CACHE), "TEST_CACHE_HOME": str(CACHE)}
+    path = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
+    environment = os.environ | cache | {"PYTHONPATH": path}
     with log.open("w") as output:
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, env=environment,

@@ -13,6 +13,7 @@ from tests.unit.model.harness import tiny_token_map
 from twinspark.cache.staging import Landing, Staging
 from twinspark.cache.upload import download, upload
 from twinspark.config.engine import EngineConfig
+from twinspark.config.paths import compiled_kernels_path
 from twinspark.engine.core import Engine
 from twinspark.engine.recording import Graph, Graphs, Launched
 from twinspark.llm import LLM
@@ -122,11 +123,12 @@ def test_an_engine_whose_rounds_cannot_be_recorded(monkeypatch, caplog):
 
 
 @pytest.mark.slow  # plain experts are multiplied one by one, in many small launches
-def test_a_pack_whose_experts_are_sorted_on_the_host(tmp_path):
+def test_a_pack_whose_experts_are_sorted_on_the_host():
     """Plain matrices of experts: their numbers are read on the host, so nothing can be recorded."""
     model = load_model(
-        tiny.plain_path(), token_map=tiny_token_map(), device=DEVICE, kernel_cache=tmp_path
-    )
+        tiny.plain_path(), token_map=tiny_token_map(), device=DEVICE,
+        kernel_cache=compiled_kernels_path(),
+    )  # fmt: skip
     config = EngineConfig(
         max_context_tokens=112, page_tokens=16, prefill_chunk=24, slots=2, lookup=False
     )
