@@ -159,6 +159,10 @@ class Recordings:
         """What is recorded, the least recently used first."""
         return list(self._recorded)
 
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._recorded.clear()
+
     def of(self, key: Key, work: Work) -> Recorded:
         """The recording of this key, made of `work` the first time."""
         found = self._recorded.get(key)
