@@ -3,6 +3,7 @@
 Read next: `rounds.py`.
 """
 
+import atexit
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
@@ -54,7 +55,6 @@ class Graphs:
         self._pool = torch.cuda.graph_pool_handle()
         # torch's own one is of the device and for the thread that records first in the process
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._failed: list[torch.cuda.CUDAGraph] = []
         self._is_hopeless = False
 
     def record(self, work: Work) -> Recorded:
@@ -94,8 +94,10 @@ class Graphs:
         with suppress(RuntimeError):  # its allocator the same, which refuses to end twice
             end: Any = torch._C._cuda_endAllocateToPool
             end(caller.device_index, self._pool)
-            self._pool = torch.cuda.graph_pool_handle()  # that of pinned memory is not told
-            self._failed.append(graph)  # and asks it on and on whose memory something is
+            # the allocator of pinned memory cannot be told: it takes no second recording to the
+            # pool, and asks the graph whose memory is whose as long as there is a process
+            self._pool = torch.cuda.graph_pool_handle()
+            atexit.register(_keep, graph)
         torch.cuda.synchronize()
 
     def _explain(self, cause: RuntimeError) -> None:
@@ -125,6 +127,10 @@ class Launched:
     def replay(self) -> tuple[Tensor, ...]:
         """Do the work again."""
         return self.work()
+
+
+def _keep(_graph: torch.cuda.CUDAGraph) -> None:
+    """Nothing to do."""
 
 
 def _first(error: BaseException) -> BaseException:
