@@ -76,7 +76,6 @@ def steps(out: Path) -> list[Step]:
         _test(f"kernels-{name}", f"tests/kernels/test_{name}.py", 300) for name in KERNEL_TESTS
     ]
     found.append(_test("cells-run", "tests/unit/bench", 300))
-    found.append(_test("device", "tests/unit/model/test_device.py", 200))
     found.append(_test("trellis", "tests/unit/quantize/test_trellis.py", 200))
     found.append(
         Step(
