@@ -1,8 +1,8 @@
 """A stand-in for the engine process: speaks the wire, plays the babble of `fake_engine.py`.
 
 Run as `python child_engine.py FD TOKENIZER [MODE]`. Modes: "well", "slow" (10 ms a round), "dies"
-(exit 3 after the second round), "never-ready" (exit 3 while loading), "queue" (news of the queue
-and scores of the prompt before each reply).
+(exit 3 after the second round), "never-ready" (exit 1 while loading), "unusable" (exit 2 while
+loading), "queue" (news of the queue and scores of the prompt before each reply).
 """
 
 import asyncio
@@ -41,11 +41,16 @@ def news(name: str) -> list[ReplyEvent]:
     ]
 
 
+NEVER_READY = {"never-ready": ("the pack is haunted", 1), "unusable": ("the device is haunted", 2)}
+
+
 async def main(fd: int, tokenizer: str, mode: str) -> None:
     reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=fd))
     writer.write(pack_message(Loading(phase="weights", fraction=0.5)))
-    if mode == "never-ready":
-        sys.exit("the pack is haunted")
+    if mode in NEVER_READY:
+        said, code = NEVER_READY[mode]
+        print(said, file=sys.stderr, flush=True)
+        sys.exit(code)
     engine = FakeEngine(Tokenizer.from_file(tokenizer))
     engine.round_s = 0.01 if mode == "slow" else 0.0
     if mode == "slow":

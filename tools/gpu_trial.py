@@ -16,6 +16,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,8 @@ KERNEL_TESTS = (
     "experts_cuda", "head_cuda", "index_cuda", "places", "plain_cuda", "residual_cuda",
 )  # fmt: skip
 MARK = "gpu and not slow"
+CACHE = Path(tempfile.gettempdir()) / "twinspark-gpu-cache"
+"""Compiled kernels of all steps, and of later trials on the machine."""
 _GRACE_S = 10  # from an interrupt to the end
 _FREE_S = 5  # left of the budget, less than that starts nothing
 _TAIL = 20  # lines of a log that are shown when its step fails
@@ -73,7 +76,6 @@ def steps(out: Path) -> list[Step]:
         _test(f"kernels-{name}", f"tests/kernels/test_{name}.py", 300) for name in KERNEL_TESTS
     ]
     found.append(_test("cells-run", "tests/unit/bench", 300))
-    found.append(_test("device", "tests/unit/model/test_device.py", 200))
     found.append(_test("trellis", "tests/unit/quantize/test_trellis.py", 200))
     found.append(
         Step(
@@ -156,7 +158,9 @@ def _ended(command: Sequence[str], log: Path, limit_s: float) -> int | None:
 
     It is interrupted first, so that a bench writes what it has, with all that it has started.
     """
-    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    cache = {"XDG_CACHE_HOME": str(CACHE), "TEST_CACHE_HOME": str(CACHE)}
+    path = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
+    environment = os.environ | cache | {"PYTHONPATH": path}
     with log.open("w") as output:
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, env=environment,

@@ -164,6 +164,13 @@ def test_an_engine_that_never_gets_ready_ends_the_server(start: Any) -> None:
     assert "Traceback" not in server.said
 
 
+def test_what_the_engine_cannot_use_is_unusable_for_the_server(start: Any) -> None:
+    server = start("unusable")
+    assert server.wait() == 2
+    assert "the model was not loaded" in server.said and "the device is haunted" in server.said
+    assert "Traceback" not in server.said
+
+
 def test_a_client_that_leaves_is_cancelled_in_the_engine(start: Any) -> None:
     server = start("slow")
     url = server.wait_ready()

@@ -10,7 +10,7 @@ from tests import tiny
 from tests.gpu.rounds import Decoder, Drafter
 from tests.unit.model.harness import Session, assert_same, golden, prompt, tiny_token_map
 
-from twinspark.config.paths import demo_pack_path
+from twinspark.config.paths import compiled_kernels_path, demo_pack_path
 from twinspark.llm import LLM
 from twinspark.messages import Sampling
 from twinspark.model.decode import ROW_BUCKETS, DraftRound
@@ -26,8 +26,8 @@ SIZES = [
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory):
-    return tmp_path_factory.mktemp("kernels")
+def kernels():
+    return compiled_kernels_path()  # where engines keep them: compiled once for both
 
 
 @pytest.fixture(scope="module")

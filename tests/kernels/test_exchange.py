@@ -34,6 +34,9 @@ def test_both_ends_add_the_same_again_and_again(rows):
     boxes = [make_mailbox(device, ROOM)[0] for _ in range(2)]
     ends = [OneShot(device, boxes[rank], boxes[1 - rank]) for rank in range(2)]
     streams = [torch.cuda.Stream(device) for _ in range(2)]
+    for stream in streams:  # memory of its own: allocating might wait for the first end's blocks
+        with torch.cuda.stream(stream):
+            torch.empty(ROOM, dtype=torch.uint8, device=device)
     g = torch.Generator(device).manual_seed(rows)
     for _ in range(7):
         parts = torch.randn(2, rows, 5120, device=device, generator=g).bfloat16()

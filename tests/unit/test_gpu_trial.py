@@ -56,6 +56,9 @@ def test_every_gpu_test_file_is_in_the_trial(tmp_path):
     folder = gpu_trial.ROOT / "tests" / "kernels"
     marked = [path for path in sorted(folder.glob("test_*.py")) if "mark.gpu" in path.read_text()]
     assert marked and {str(path.relative_to(gpu_trial.ROOT)) for path in marked} <= named
+    for path in (gpu_trial.ROOT / name for name in named if name.startswith("tests/")):
+        files = [path] if path.is_file() else sorted(path.glob("test_*.py"))
+        assert any("mark.gpu" in file.read_text() for file in files), f"{path} has none for a GPU"
     assert "tests/gpu" in named and len({one.name for one in steps(tmp_path)}) == len(
         steps(tmp_path)
     )

@@ -184,14 +184,19 @@ def test_closing_ends_open_replies(make_llm):
 
 
 def test_closing_ends_the_other_ranks(small_tokenizer):
-    closed = []
+    """After the engine has let go of recordings, which NCCL waits for; not if a device is stuck."""
+    closed, engine = [], ScriptedEngine()
+    engine.close = lambda: closed.append("engine")
+    team = SimpleNamespace(close=lambda: closed.append("team"), has_failed=False)
     loaded = LoadedEngine(
-        engine=ScriptedEngine(), tokenizer=small_tokenizer, model_name="fake", load_seconds=0.0,
-        team=SimpleNamespace(close=lambda: closed.append(True)),
-    )  # fmt: skip
+        engine=engine, tokenizer=small_tokenizer, model_name="fake", load_seconds=0.0, team=team
+    )
     with LLM.from_engine(loaded):
         assert not closed
-    assert closed == [True]
+    assert closed == ["engine", "team"]
+    team.has_failed = True
+    loaded.close()
+    assert closed[2:] == ["team"]
 
 
 def test_unknown_settings_are_refused_before_anything_is_loaded():

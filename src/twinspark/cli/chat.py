@@ -17,6 +17,7 @@ import typer
 
 from twinspark.cli import ranks
 from twinspark.cli.console import LoadingLine, say
+from twinspark.cli.exits import EXIT_INTERRUPTED
 from twinspark.cli.logs import set_up_logging
 from twinspark.errors import RequestError
 from twinspark.messages import Loading, ReplyStats, Sampling
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from twinspark.config.engine import EngineConfig
     from twinspark.llm import LLM, Reply
 
-EXIT_INTERRUPTED = 130
 HELP = """\
 /reset             forget the conversation
 /think on|off      let replies start with a thinking block, or not

@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 from twinspark.cli import ranks
 from twinspark.cli.console import LoadingLine, check_writable, say
 from twinspark.cli.evaluate_output import progress, show_overview, show_report
+from twinspark.cli.exits import EXIT_FAILED, EXIT_INTERRUPTED
 from twinspark.errors import ConfigError, RequestError
 from twinspark.evals import catalog
 from twinspark.evals.catalog import MAX_SEED, Entry, Options
@@ -32,8 +33,6 @@ from twinspark.version import VERSION
 if TYPE_CHECKING:
     from twinspark.evals.case import Subject
 
-EXIT_FAILED = 1
-EXIT_INTERRUPTED = 130
 SERVER_CONCURRENCY = 4
 ALL = "all"
 

@@ -19,8 +19,9 @@ import uvloop
 from starlette.applications import Starlette
 
 from twinspark.cli.console import LoadingLine, describe_ready, say
+from twinspark.cli.exits import EXIT_UNUSABLE
 from twinspark.distributed.leaving import EXIT_RANKS
-from twinspark.errors import EngineDied, RankFailed
+from twinspark.errors import ConfigError, EngineDied, RankFailed
 from twinspark.server.connections import HeadLimitProtocol, allow_many_files
 from twinspark.server.link import EngineLink, EngineProcess
 from twinspark.server.state import ServerState
@@ -132,6 +133,7 @@ class ServerLife:
 
         Raises:
             EngineDied: the engine ended instead.
+            ConfigError: because of something that cannot be used.
             RankFailed: because a rank differed, failed or did not come.
         """
         waits = [asyncio.ensure_future(e.wait()) for e in (link.settled, self._stop)]
@@ -145,6 +147,8 @@ class ServerLife:
             code = self._process.exit_code
             if code == EXIT_RANKS or (self._num_ranks > 1 and code is not None and code < 0):
                 raise RankFailed(f"the model was not loaded: {link.failure}")
+            if code == EXIT_UNUSABLE:  # of the pack, of a setting or of this machine
+                raise ConfigError(f"the model was not loaded: {link.failure}")
             raise EngineDied(f"the model was not loaded: {link.failure}")
         say(describe_ready(link.ready, self._state.model_name))
         return True

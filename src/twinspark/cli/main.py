@@ -1,8 +1,9 @@
 """The `twinspark` command: names the subcommands and turns errors into messages and exit codes.
 
 Subcommands import what is slow (torch, the HTTP stack) inside their bodies, so that help is quick.
-Exit codes: 0 well, 1 failed, 2 a pack, a setting or a request that cannot be used, 70 a rank failed
-and all ranks end with it, 130 Ctrl-C.
+Exit codes: 0 well, 1 failed, 2 a pack, a setting, a request or a machine that cannot be used, such
+as one without a CUDA device for what needs one, 70 a rank failed and all ranks end with it, 130
+Ctrl-C.
 """
 
 import sys
@@ -24,15 +25,19 @@ from twinspark.cli import (
     serve,
     worker,
 )
+from twinspark.cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNUSABLE
 from twinspark.cli.streams import drop_output, fill_closed, flush_output, tell
 from twinspark.config.env import read_environment
 from twinspark.distributed.leaving import leave
-from twinspark.errors import ConfigError, PackError, RankFailed, RequestError, TwinSparkError
+from twinspark.errors import (
+    ConfigError,
+    KernelUnsupported,
+    PackError,
+    RankFailed,
+    RequestError,
+    TwinSparkError,
+)
 from twinspark.version import VERSION
-
-EXIT_FAILED = 1
-EXIT_UNUSABLE = 2
-EXIT_INTERRUPTED = 130
 
 app = typer.Typer(
     name="twinspark",
@@ -83,7 +88,7 @@ def run(command: Callable[[], object]) -> None:
         leave(str(error))  # an orderly exit would wait for threads of broken collectives
     except TwinSparkError as error:
         tell(str(error))
-        unusable = isinstance(error, PackError | ConfigError | RequestError)
+        unusable = isinstance(error, PackError | ConfigError | RequestError | KernelUnsupported)
         sys.exit(EXIT_UNUSABLE if unusable else EXIT_FAILED)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)

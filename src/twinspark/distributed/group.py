@@ -41,7 +41,7 @@ class ProcessRank:
         group: Any,
         *,
         failed: Callable[[Exception], Exception],
-        abort: Callable[[], None] = lambda: None,
+        abort: Callable[[], threading.Thread | None] = lambda: None,
     ) -> None:
         """Take a process group of torch.
 
@@ -51,11 +51,16 @@ class ProcessRank:
             group: of torch, with `_allgather_base`.
             failed: names the cause of a broken collective.
             abort: frees whoever waits in a collective of the group, which is of no use afterwards.
-                It returns at once, and is called once.
+                It returns at once, and is called once; what it gives is at it.
         """
         self.rank = rank
         self.size = size
-        self.abort = once(abort)
+        self._aborting: threading.Thread | None = None
+
+        def begin() -> None:
+            self._aborting = abort()
+
+        self.abort = once(begin)
         self._group = group
         self._failed = failed
         self._rehearses = False
@@ -67,6 +72,12 @@ class ProcessRank:
     def torch_group(self) -> Any:
         """The process group of torch, for benches of what we do not use."""
         return self._group
+
+    def wait_aborted(self, timeout_s: float) -> bool:
+        """Until what `abort` began is done, if it was called; whether it is."""
+        if self._aborting is not None:
+            self._aborting.join(timeout_s)
+        return self._aborting is None or not self._aborting.is_alive()
 
     def gather_shards(
         self, parts: Sequence[Tensor], *, widths: Sequence[int] | None = None
@@ -128,6 +139,8 @@ class ProcessRank:
             if work is not None:  # a stream is waited for by itself
                 work.wait()
         except RuntimeError as error:
+            if mine.is_cuda and torch.cuda.is_current_stream_capturing():
+                raise  # nobody was met: it is about the recording, not about another rank
             raise self._failed(error) from error
         return found
 

@@ -130,13 +130,17 @@ def warm_up(group: Gathers, device: torch.device) -> None:
         )
 
 
-def abort_group(group: Any) -> None:
+def abort_group(group: Any) -> threading.Thread:
     """Free whoever waits in a collective of an NCCL group, which is of no use afterwards.
 
     Also its orderly end: torch's destructor of a group that nobody aborted does the same, but in
     the thread that drops it. In a thread of its own, as NCCL first lets its kernels go, which is
     what counts, and then waits until every graph that holds one of them has been destroyed. The
     thread keeps the group until then.
+
+    Returns:
+        the thread. A process had better not begin to end before the thread has: Python stops it
+        where it comes back from torch, and that is a crash.
     """
 
     def abort() -> None:
@@ -145,4 +149,6 @@ def abort_group(group: Any) -> None:
         except RuntimeError as error:
             logger.warning("NCCL could not be aborted: %s", error)
 
-    threading.Thread(target=abort, name="abort", daemon=True).start()
+    thread = threading.Thread(target=abort, name="abort", daemon=True)
+    thread.start()
+    return thread

@@ -90,6 +90,7 @@ class Team(ABC):
         self.rank, self.size = rank, rules.size
         self._rules = rules
         self._free_stuck: Callable[[], None] = lambda: None
+        self._wait_freed: Callable[[float], bool] = lambda _timeout_s: True
         self.fate = Fate(
             rank,
             links.fate,
@@ -118,7 +119,7 @@ class Team(ABC):
             device=self._rules.device,
             failed=self.failed,
         )
-        self._free_stuck = self.group.abort
+        self._free_stuck, self._wait_freed = self.group.abort, self.group.wait_aborted
         if self.fate.failure is not None:  # found while the group was being made
             self._free_stuck()
 
@@ -130,6 +131,11 @@ class Team(ABC):
         """
         if self.fate.failure is not None:
             raise self.fate.failure
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a rank has failed so far."""
+        return self.fate.failure is not None
 
     def failed(self, error: Exception) -> RankFailed:
         """The cause behind a broken link or collective, which is a symptom on this rank.
@@ -143,6 +149,12 @@ class Team(ABC):
         # a GPU that waits for a rank that is gone would hold up even the end of this process
         self._free_stuck()
         self._on_failure(failure)
+
+    def _end_group(self) -> None:
+        """The end of the collectives, which after a failure nobody waits for."""
+        self._free_stuck()
+        if not self.has_failed and not self._wait_freed(LEAVE_S):
+            logger.debug("rank %d: the collectives have not ended yet", self.rank)
 
     @abstractmethod
     def _on_failure(self, failure: RankFailed) -> None:
@@ -252,7 +264,7 @@ class LeadingTeam(Team):
         self._children.end(GRACE_S)
         self.fate.close()
         self.plan.close()
-        self._free_stuck()
+        self._end_group()
 
     def _on_failure(self, failure: RankFailed) -> None:
         self._children.end(GRACE_S)  # a stopped one is killed, which frees who waits for it
@@ -306,7 +318,7 @@ class FollowingTeam(Team):
         self._finished.set()
         self.fate.close()
         self.plan.close()
-        self._free_stuck()
+        self._end_group()
 
     def _on_failure(self, failure: RankFailed) -> None:
         if threading.current_thread() is not self._main:

@@ -298,6 +298,10 @@ class Engine:
             folder=measured_costs_path(),
         )
 
+    def close(self) -> None:
+        """Give back what is of use to running requests only; there are none."""
+        self._runner.close()
+
     def check_integrity(self) -> None:
         """Assert that no slot or session is lost."""
         self._scheduler.check_integrity()

@@ -3,12 +3,14 @@
 Read next: `rounds.py`.
 """
 
+import atexit
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -40,7 +42,10 @@ class Recorder(Protocol):
 
 
 class Graphs:
-    """Records CUDA graphs that share their memory, as only one of them runs at a time."""
+    """Records CUDA graphs that share their memory, as only one of them runs at a time.
+
+    What cannot be recorded is launched again each time instead: slower, and the same results.
+    """
 
     def __init__(
         self, device: torch.device, rehearsal: Callable[[], AbstractContextManager[object]]
@@ -48,20 +53,91 @@ class Graphs:
         """On this device; while `rehearsal` is open other ranks are not asked."""
         self._device, self._rehearsal = device, rehearsal
         self._pool = torch.cuda.graph_pool_handle()
+        # torch's own one is of the device and for the thread that records first in the process
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._is_hopeless = False
 
-    def record(self, work: Work) -> "Graph":
+    def record(self, work: Work) -> Recorded:
         """See `Recorder`."""
+        if self._is_hopeless:
+            return Launched(work)
         with torch.cuda.device(self._device):
             # Loads kernels, which a recording cannot. Its results mean nothing on one rank of
             # several, which does no harm: the replay writes all that it has written.
             with self._rehearsal():
                 work()
-            torch.cuda.current_stream().synchronize()
+            caller = torch.cuda.current_stream()
+            caller.synchronize()
             graph = torch.cuda.CUDAGraph()
-            # other threads of the process may call CUDA meanwhile
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                found = work()
+            try:
+                # other threads of the process may call CUDA meanwhile
+                with torch.cuda.graph(
+                    graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+                ):
+                    found = work()
+            except RuntimeError as error:
+                cause = _first(error)
+                self._recover(graph, caller)
+                if not isinstance(cause, RuntimeError):
+                    raise cause from None
+                self._explain(cause)
+                return Launched(work)
         return Graph(graph, found)
+
+    def _recover(self, graph: torch.cuda.CUDAGraph, caller: torch.cuda.Stream) -> None:
+        """Undo what a recording that broke off has left behind.
+
+        Raises:
+            RuntimeError: the device itself has failed, so nothing can be launched either.
+        """
+        torch.cuda.set_stream(caller)  # torch goes back only where a recording ends well
+        with suppress(RuntimeError):  # its allocator the same, which refuses to end twice
+            end: Any = torch._C._cuda_endAllocateToPool
+            end(caller.device_index, self._pool)
+            # the allocator of pinned memory cannot be told: it takes no second recording to the
+            # pool, and asks the graph whose memory is whose as long as there is a process
+            self._pool = torch.cuda.graph_pool_handle()
+            atexit.register(_keep, graph)
+        torch.cuda.synchronize()
+
+    def _explain(self, cause: RuntimeError) -> None:
+        """Say what happened; only for want of memory another recording may go better."""
+        reason = str(cause).partition("\n")[0]
+        if isinstance(cause, torch.OutOfMemoryError):
+            logger.warning(
+                "no memory is left to record a round (%s); its kernels are launched one by one, "
+                "which is slower. Fewer slots or a shorter context leave more",
+                reason,
+            )
+            return
+        self._is_hopeless = True
+        logger.warning(
+            "rounds of this model cannot be recorded (%s); their kernels are launched one by one, "
+            "which is slower",
+            reason,
+        )
+
+
+@dataclass(frozen=True)
+class Launched:
+    """Work that is launched anew each time."""
+
+    work: Work
+
+    def replay(self) -> tuple[Tensor, ...]:
+        """Do the work again."""
+        return self.work()
+
+
+def _keep(_graph: torch.cuda.CUDAGraph) -> None:
+    """Nothing to do."""
+
+
+def _first(error: BaseException) -> BaseException:
+    """What was raised first: the end of a recording that broke off raises, too."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error
 
 
 class Graph:
@@ -88,6 +164,10 @@ class Recordings:
     def keys(self) -> list[Key]:
         """What is recorded, the least recently used first."""
         return list(self._recorded)
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._recorded.clear()
 
     def of(self, key: Key, work: Work) -> Recorded:
         """The recording of this key, made of `work` the first time."""

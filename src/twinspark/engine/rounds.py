@@ -141,6 +141,10 @@ class Rounds:
         """What is recorded."""
         return self._recordings.keys
 
+    def close(self) -> None:
+        """Forget what is recorded, with the memory that it holds."""
+        self._recordings.clear()
+
     def fits(self, plan: StepPlan) -> bool:
         """Whether a plan is a round: decode rows alone, and nothing that sets a row apart."""
         if plan.pieces or not plan.windows:

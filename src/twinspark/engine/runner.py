@@ -177,6 +177,11 @@ class Runner:
         """Whether tokens are chosen by rules on a device; else rules given to it are not read."""
         return self._rounds is not None
 
+    def close(self) -> None:
+        """Give up what is recorded; NCCL's end waits for recordings that hold its kernels."""
+        if self._rounds is not None:
+            self._rounds.close()
+
     def run(
         self,
         plan: StepPlan,

@@ -56,6 +56,8 @@ class LoadedEngine:
 
     def close(self) -> None:
         """End the other ranks in order; the engine runs no more."""
+        if self.team is None or not self.team.has_failed:  # else a device may be stuck
+            self.engine.close()
         if self.team is not None:
             self.team.close()
 

@@ -14,6 +14,7 @@ from twinspark.errors import (
     ChecksumError,
     ConfigError,
     EngineDied,
+    KernelUnsupported,
     RequestError,
     TwinSparkError,
 )
@@ -86,6 +87,7 @@ def test_help_names_the_commands() -> None:
     ("error", "code"),
     [
         (ConfigError("x"), 2), (ChecksumError("x"), 2), (RequestError("x"), 2),
+        (KernelUnsupported("x"), 2),
         (CapacityError("x"), 1), (EngineDied("x"), 1), (KeyboardInterrupt(), 130),
     ],
 )  # fmt: skip

@@ -4,6 +4,7 @@ import os
 import threading
 from contextlib import nullcontext
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -124,10 +125,23 @@ def test_an_abort_frees_who_waits_and_does_not_wait_itself():
     waiting.start()
     waiting.join(0.1)
     assert waiting.is_alive()
+    assert group.wait_aborted(0)  # nothing was begun
     for _ in range(3):  # by whoever finds the failure, and at the end
         group.abort()
     waiting.join(10)
     assert not waiting.is_alive()
+    assert group.wait_aborted(10)
+
+
+def test_an_abort_that_waits_for_recordings_is_not_waited_for_longer():
+    """NCCL's does, while a graph holds one of its kernels."""
+    held = threading.Event()
+    lazy = SimpleNamespace(abort=lambda: held.wait(60))
+    group = ProcessRank(0, 2, lazy, failed=raised, abort=lambda: nccl.abort_group(lazy))
+    group.abort()
+    assert not group.wait_aborted(0.05)
+    held.set()
+    assert group.wait_aborted(10)
 
 
 def test_an_abort_that_fails_is_a_line_in_the_log(caplog):

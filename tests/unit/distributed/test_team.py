@@ -15,6 +15,7 @@ def team():
     found = LeadingTeam(Links(fate={}, plan={}, store=("none", 0)), rules, LocalRanks())
     found.freed = []
     found._free_stuck = lambda: found.freed.append(found.fate.failure)
+    found._wait_freed = lambda _timeout_s: found.freed.append("waited for") or False
     yield found
     found.close()
 
@@ -30,4 +31,10 @@ def test_a_failure_frees_who_waits_before_anything_else(team):
 def test_an_orderly_end_frees_it_too(team):
     team.check()
     team.close()
-    assert team.freed == [None]
+    assert team.freed == [None, "waited for"]
+
+
+def test_nobody_waits_for_collectives_after_a_failure(team):
+    team.fail(RuntimeError("the device is on fire"))
+    team.close()
+    assert "waited for" not in team.freed

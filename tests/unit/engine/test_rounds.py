@@ -262,6 +262,8 @@ def test_the_recording_that_was_not_used_for_longest_goes(model, monkeypatch):
     for slots in (1, 2, 1, 4, 1, 2):
         run(slots)
     assert len(recorder.made) == 4 and len(rounds.recorded) == 2  # 2 went when 4 came
+    rounds.close()
+    assert not rounds.recorded
 
 
 def test_drafts_are_those_of_the_eager_pass(model):

@@ -1,0 +1,165 @@
+"""Recordings that break off: the work is launched instead, and nothing of them is left behind.
+
+torch's CUDA calls are replaced by stand-ins that fail where torch does; tests/gpu has the real
+ones.
+"""
+
+import logging
+from contextlib import contextmanager, nullcontext
+
+import pytest
+import torch
+
+from twinspark.engine.recording import Graph, Graphs, Launched
+from twinspark.errors import RankFailed
+
+DEVICE = torch.device("cuda", 1)
+
+
+class Stream:
+    """A stream by its number."""
+
+    made = 0
+
+    def __init__(self, device, number=None):
+        Stream.made += number is None
+        self.device_index, self.number = device.index, number or 100 + Stream.made
+
+    def synchronize(self):
+        """Nothing is under way."""
+
+
+class Cuda:
+    """What a device's side of torch remembers."""
+
+    def __init__(self):
+        self.current = self.caller = Stream(DEVICE, 7)
+        self.pools, self.recording, self.ends = 0, set(), []
+        self.lost = self.capturing = False
+        self.end_fails = None
+
+    def pool(self):
+        self.pools += 1
+        return (0, self.pools)
+
+    @contextmanager
+    def graph(self, graph, *, pool, stream, capture_error_mode):
+        assert stream.device_index == DEVICE.index and capture_error_mode == "thread_local"
+        assert pool not in self.recording, "already recording to mempool_id"
+        self.recording.add(pool)
+        self.current, self.capturing = stream, True
+        try:
+            yield
+        finally:
+            self.capturing = False
+            if self.end_fails is not None:  # neither the stream nor the allocator is put back
+                raise self.end_fails
+            self.recording.discard(pool)
+            self.current = self.caller
+
+    def end(self, index, pool):
+        assert index == DEVICE.index
+        if pool not in self.recording:
+            raise RuntimeError("not currently recording to mempool_id")
+        self.ends.append(pool)
+
+    def set_stream(self, stream):
+        self.current = stream
+
+    def synchronize(self):
+        if self.lost:
+            raise RuntimeError("an illegal memory access was encountered")
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    found = Cuda()
+    for name, value in {
+        "graph_pool_handle": found.pool,
+        "Stream": Stream,
+        "CUDAGraph": lambda: object(),
+        "graph": found.graph,
+        "device": lambda _device: nullcontext(),
+        "current_stream": lambda: found.current,
+        "set_stream": found.set_stream,
+        "synchronize": found.synchronize,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", found.end, raising=False)
+    return found
+
+
+def work_that(cuda, *, raises):
+    """Work that can be run, but not recorded."""
+
+    def work():
+        if cuda.capturing:
+            raise raises
+        return (torch.ones(1),)
+
+    return work
+
+
+UNSUPPORTED = "operation not permitted when stream is capturing\nCUDA kernel errors might be"
+
+
+def test_work_that_reads_a_value_is_launched_from_then_on(cuda, caplog):
+    graphs = Graphs(DEVICE, nullcontext)
+    cuda.end_fails = RuntimeError("operation failed due to a previous error during capture")
+    with caplog.at_level(logging.WARNING):
+        found = graphs.record(work_that(cuda, raises=RuntimeError(UNSUPPORTED)))
+        again = graphs.record(work_that(cuda, raises=RuntimeError(UNSUPPORTED)))
+    assert isinstance(found, Launched) and isinstance(again, Launched)
+    assert found.replay()[0] == 1
+    assert cuda.current is cuda.caller  # torch has left the one of the recording
+    assert cuda.ends == [(0, 1)] and len(cuda.recording) == 1  # the second was not tried
+    (said,) = caplog.messages
+    assert "cannot be recorded (operation not permitted when stream is capturing);" in said
+
+
+def test_want_of_memory_costs_one_recording(cuda, caplog):
+    graphs = Graphs(DEVICE, nullcontext)
+    short = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    with caplog.at_level(logging.WARNING):
+        assert isinstance(graphs.record(work_that(cuda, raises=short)), Launched)
+        assert isinstance(graphs.record(lambda: (torch.ones(1),)), Graph)
+    assert cuda.pools == 1 and not cuda.recording and cuda.current is cuda.caller
+    (said,) = caplog.messages
+    assert "no memory is left to record a round (CUDA out of memory." in said
+
+
+def test_want_of_memory_that_breaks_the_recording_too_takes_a_new_pool(cuda):
+    graphs = Graphs(DEVICE, nullcontext)
+    cuda.end_fails = RuntimeError("out of memory")
+    short = torch.OutOfMemoryError("CUDA out of memory.")
+    assert isinstance(graphs.record(work_that(cuda, raises=short)), Launched)
+    cuda.end_fails = None
+    assert isinstance(graphs.record(lambda: (torch.ones(1),)), Graph)
+    assert cuda.ends == [(0, 1)] and cuda.pools == 2
+
+
+def test_a_device_that_is_lost_ends_the_engine(cuda):
+    cuda.lost = True
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        Graphs(DEVICE, nullcontext).record(work_that(cuda, raises=RuntimeError("it is lost")))
+
+
+@pytest.mark.parametrize("end", [None, RuntimeError("previous error")], ids=["well", "broken"])
+def test_the_failure_of_a_rank_is_no_fault_of_the_recording(cuda, end):
+    cuda.end_fails = end
+    with pytest.raises(RankFailed, match="rank 1 is gone"):
+        Graphs(DEVICE, nullcontext).record(work_that(cuda, raises=RankFailed("rank 1 is gone")))
+
+
+def test_what_cannot_even_be_run_is_an_error(cuda):
+    def work():
+        raise RuntimeError("no such kernel")
+
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        Graphs(DEVICE, nullcontext).record(work)
+
+
+def test_every_recorder_has_a_stream_of_its_own(cuda):
+    before = Stream.made
+    one, other = Graphs(DEVICE, nullcontext), Graphs(DEVICE, nullcontext)
+    assert Stream.made == before + 2 and one._stream is not other._stream
