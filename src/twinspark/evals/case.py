@@ -61,11 +61,14 @@ class Step:
         ideal: the assistant's message that would be right: content, tool_calls (arguments as
             JSON text) and reasoning_content where thinking is on.
         judge: whether an answer is right.
+        form: whether an answer has the form that was asked for, whatever it says. Of a case with
+            one this is the score, and right answers are counted beside it.
     """
 
     add: tuple[Message, ...]
     ideal: Message
     judge: Callable[[Answer], bool]
+    form: Callable[[Answer], bool] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

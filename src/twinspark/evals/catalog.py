@@ -101,7 +101,8 @@ ENTRIES: tuple[Entry, ...] = (
         summary="write facts as JSON of a schema, held to it and not",
         teaches=(
             "Tells facts and asks for them as JSON of a schema: plain, and held to the schema by "
-            "response_format (grammar). Right is JSON with exactly these values."
+            "response_format (grammar). The score is the share of replies that are valid; `right` "
+            "counts those with exactly these values."
         ),
         cases=40,
         picture="shares",

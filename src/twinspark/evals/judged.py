@@ -1,7 +1,7 @@
 """Cases that are right or wrong: asks a case step by step, judges, and shows what was wrong."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from twinspark.errors import RequestError
@@ -11,18 +11,18 @@ from twinspark.evals.case import (
     CountTokens,
     Message,
     Outcome,
-    Step,
     Subject,
     Task,
 )
 from twinspark.evals.evaluation import Item, Result, Wrong, tokens_a_round
 
 SHOWN_CHARS = 200
+RIGHT = "right"
 _CALL_PLACE = re.compile(r"call-(\d+)")
 
 
 class Judged:
-    """A task as an evaluation: the score is the share of right cases."""
+    """A task as an evaluation: the score is the share of right cases, or of those in form."""
 
     def __init__(self, task: Task) -> None:
         """Wrap a task."""
@@ -36,13 +36,16 @@ class Judged:
             yield Item(label=case.label, measure=_Asked(case))
 
     def score(self, results: Sequence[Result]) -> float:
-        """The share of right ones."""
+        """The share of right ones; of those in form where a form was asked for."""
         return sum(result.score for result in results) / len(results)
 
     def figures(self, results: Sequence[Result]) -> Mapping[str, float]:
-        """Right ones; tokens of a case; tokens a round where they are known."""
+        """Right ones, and those in form; tokens of a case; tokens a round where they are known."""
         asked = [result for result in results if not result.cause]
-        found = {"right": sum(result.score for result in results)}
+        found: dict[str, float] = {}
+        if any(RIGHT in result.sums for result in results):
+            found["valid"] = sum(result.score for result in results)
+        found[RIGHT] = sum(result.sums.get(RIGHT, result.score) for result in results)
         if asked:
             found["tokens"] = sum(result.tokens for result in asked) / len(asked)
         rate = tokens_a_round(asked)
@@ -58,9 +61,15 @@ class _Asked:
     def __call__(self, subject: Subject) -> Result:
         outcome = ask_case(self._case, subject)
         rounds = [answer.rounds for answer in outcome.answers if answer.rounds is not None]
+        in_form = [
+            _judged(step.form, answer)
+            for step, answer in zip(self._case.steps, outcome.answers, strict=False)
+            if step.form is not None
+        ]
         return Result(
             label=self._case.label,
-            score=float(outcome.is_right),
+            score=float(all(in_form) if in_form else outcome.is_right),
+            sums={RIGHT: float(outcome.is_right)} if in_form else {},
             tokens=sum(answer.completion_tokens for answer in outcome.answers),
             rounds=sum(rounds) if len(rounds) == len(outcome.answers) else None,
             wrong=None if outcome.is_right else shown(outcome),
@@ -81,16 +90,16 @@ def ask_case(case: Case, subject: Subject) -> Outcome:
         said += [_linked(message, answers) for message in step.add]
         answer = subject.ask(said, case.fields, case.max_tokens)
         answers.append(answer)
-        if not _is_right(step, answer):
+        if not _judged(step.judge, answer):
             return Outcome(case=case, answers=answers, is_right=False)
         said.append(_as_message(answer))
     return Outcome(case=case, answers=answers, is_right=True)
 
 
-def _is_right(step: Step, answer: Answer) -> bool:
+def _judged(judge: Callable[[Answer], bool], answer: Answer) -> bool:
     """Judge an answer; it may be anything, such as JSON nested deeper than Python can follow."""
     try:
-        return step.judge(answer)
+        return judge(answer)
     except Exception as error:
         raise RequestError(f"the answer could not be judged: {error!r}") from error
 

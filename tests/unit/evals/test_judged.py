@@ -1,4 +1,5 @@
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tests.scripted_subject import Doubles, ScriptedSubject, doubled, right
@@ -112,6 +113,19 @@ def test_score_and_figures_of_some_results() -> None:
     assert judged.figures(results) == {
         "right": 3.0, "tokens": 30 / 4, "tokens a round": 30 / 7
     }  # fmt: skip
+
+
+def test_a_form_is_the_score_and_right_ones_are_counted_beside_it() -> None:
+    case = Case(label="x", steps=(replace(doubled(4), form=lambda given: given.content != "?"),))
+    judged = Judged(_Given(case))
+    results = []
+    for content in ("8", "9", "?"):
+        answer = Answer(content=content)
+        (item,) = judged.items(1, 0, len)
+        results.append(item.measure(ScriptedSubject(lambda messages, fields, a=answer: a)))
+    assert [result.score for result in results] == [1.0, 1.0, 0.0]
+    assert [result.wrong is None for result in results] == [True, False, False]
+    assert judged.figures(results) == {"valid": 2.0, "right": 1.0, "tokens": 0.0}
 
 
 def test_rounds_are_left_out_where_a_step_does_not_say_them() -> None:

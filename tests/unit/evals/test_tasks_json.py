@@ -87,6 +87,22 @@ def test_other_values_are_wrong():
         assert not step.judge(replace(ideal_answer(step.ideal), finish="length"))
 
 
+def test_valid_is_the_form_whatever_the_values():
+    for case in JsonSchema().cases(200, 40, len):
+        (step,) = case.steps
+        meant = json.loads(step.ideal["content"])
+        schema, judge = schema_of(case), Draft202012Validator(schema_of(case))
+        for key, value in meant.items():
+            got = {**meant, key: changed(value)}
+            answer = Answer(content=json.dumps(got))
+            assert step.form(answer) == judge.is_valid(got), (got, schema)
+            assert not step.judge(answer)
+            fewer = {name: item for name, item in meant.items() if name != key}
+            assert not step.form(Answer(content=json.dumps(fewer)))
+        assert step.form(ideal_answer(step.ideal))
+        assert not step.form(replace(ideal_answer(step.ideal), finish="length"))
+
+
 def test_other_ways_to_write_the_same_are_right():
     plain, held = JsonSchema().cases(2, 35, len)
     for case in (plain, held):
@@ -129,6 +145,7 @@ def test_lists_may_come_in_any_order():
 def test_broken_replies_are_wrong(content):
     for case in JsonSchema().cases(2, 37, len):
         assert not case.steps[0].judge(Answer(content=content))
+        assert not case.steps[0].form(Answer(content=content))
 
 
 def test_every_value_is_said_in_the_request():

@@ -1,8 +1,9 @@
 """Objects of a given JSON schema from facts in plain words: "Anna is 34 years old, lives in Oslo".
 
 Label "grammar" asks with `response_format` too, so that the server holds the reply to the schema;
-"plain" leaves that to the model. Owns the facts, the schemas and the judge; typed values are
-`fields.py`.
+"plain" leaves that to the model. The score is the share of valid replies; those that also have the
+values of the facts are counted as right. Owns the facts, the schemas and the judge; typed values
+are `fields.py`.
 """
 
 import json
@@ -79,13 +80,17 @@ class JsonSchema:
             yield _case(LABELS[index % 2], case_random(self.name, seed, index), thinks=self.thinks)
 
 
-def is_object(content: str, schema: Schema, meant: Any) -> bool:
-    """Whether a text is JSON of a schema with the meant values; items of lists in any order."""
+def is_valid(content: str, schema: Schema) -> bool:
+    """Whether a text is JSON of a schema."""
     try:
-        got = parsed_once(content)
+        return conforms(parsed_once(content), schema)
     except ValueError:
         return False
-    return conforms(got, schema) and is_same(_loose(got), _loose(meant))
+
+
+def is_object(content: str, schema: Schema, meant: Any) -> bool:
+    """Whether a text is JSON of a schema with the meant values; items of lists in any order."""
+    return is_valid(content, schema) and is_same(_loose(parsed_once(content)), _loose(meant))
 
 
 def _case(label: str, r: random.Random, *, thinks: bool) -> Case:
@@ -104,13 +109,20 @@ def _case(label: str, r: random.Random, *, thinks: bool) -> Case:
         form = {"name": kind, "strict": True, "schema": schema}
         fields["response_format"] = {"type": "json_schema", "json_schema": form}
 
+    def content_of(answer: Answer) -> str:
+        if answer.finish == "length":
+            return ""
+        return unfenced(answer.content) if label == "plain" else answer.content
+
     def judge(answer: Answer) -> bool:
-        content = unfenced(answer.content) if label == "plain" else answer.content
-        return answer.finish != "length" and is_object(content, schema, meant)
+        return is_object(content_of(answer), schema, meant)
+
+    def is_in_form(answer: Answer) -> bool:
+        return is_valid(content_of(answer), schema)
 
     why = f"The object is {with_article(kind)} and needs {listed(list(meant))}."
     ideal = ideal_message(json.dumps(meant, ensure_ascii=False), why, thinks=thinks)
-    step = Step(add=({"role": "user", "content": text},), ideal=ideal, judge=judge)
+    step = Step(add=({"role": "user", "content": text},), ideal=ideal, judge=judge, form=is_in_form)
     return Case(label=label, steps=(step,), fields=fields, max_tokens=512 + 1024 * thinks)
 
 
