@@ -205,10 +205,15 @@ def test_r31_fields_change_the_reply(model: Api) -> None:
     free = model.chat("Name three colors.", **asked).json()["stats"]["token_ids"]
     for change in (
         {"repetition_penalty": 5}, {"frequency_penalty": 2}, {"presence_penalty": 2},
-        {"ignore_eos": False}, {"max_tokens": 2}, {"temperature": 2, "seed": 1},
+        {"max_tokens": 2}, {"temperature": 2, "seed": 1},
     ):  # fmt: skip
         changed = model.chat("Name three colors.", **asked | change).json()["stats"]["token_ids"]
         assert changed != free, change
+    ending = {**asked, "max_tokens": 5, "logit_bias": {"1": 100}}  # the end, whatever was asked
+    assert model.chat("Hello!", **ending).json()["usage"]["completion_tokens"] == 5
+    ended = model.chat("Hello!", **ending | {"ignore_eos": False}).json()
+    assert ended["usage"]["completion_tokens"] == 1
+    assert ended["choices"][0]["finish_reason"] == "stop"
 
 
 def test_r32_scores_are_the_same_however_the_reply_is_made(model: Api) -> None:
