@@ -77,7 +77,7 @@ def test_drafts():
 
 
 def written(path, name, right, cases=4, *, complete=True):
-    figures = {"cases": cases, "right": right, "tokens a round": 2.5}
+    figures = {"cases": cases, "right": right / cases, "tokens": 99.5, "tokens a round": 2.5}
     document = {
         "name": name, "score": right / cases, "by": {"4096": right / cases}, "complete": complete,
         "figures": {"4096": figures, "all": figures},
@@ -92,9 +92,20 @@ def test_skills_by_subject(tmp_path):
     cut = written(tmp_path / "c.json", "needle", 2, complete=False)
     evals = tables.read_evals([f"4={first}", f"4={again}", f"2={cut}"])
     scores, rounds = tables.skill_tables(evals)
-    wanted = {"4": "0.750 of 4", "2": "0.500 of 4 (not complete)"}
+    wanted = {"4": "75.0 % of 4", "2": "50.0 % of 4 (not complete)"}
     assert cells(scores, "needle: 4096") == cells(scores, "needle: all") == wanted
-    assert cells(rounds, "needle: all") == {"4": "2.50", "2": "2.50"}
+    assert cells(rounds, "needle: all") == {"4": "2.50", "2": "2.50 (not complete)"}
+
+
+def test_tokens_are_shown_of_efforts_and_perplexities_of_texts(tmp_path):
+    text = {"name": "text", "by": {}, "complete": True, "figures": {"code": {"perplexity": 70.25}}}
+    (tmp_path / "text.json").write_text(json.dumps(text))
+    effort = written(tmp_path / "effort.json", "effort", 1)
+    evals = tables.read_evals([f"mix={effort}", f"3={tmp_path / 'text.json'}"])
+    right, tokens, rounds, perplexity = tables.skill_tables(evals)
+    assert cells(tokens, "effort: 4096") == {"mix": "99.5"}
+    assert cells(perplexity, "text: code") == {"3": "70.25"}
+    assert "text" not in right + tokens + rounds
 
 
 def test_what_is_given_wrongly_is_told(tmp_path):
@@ -119,4 +130,4 @@ def test_what_was_not_measured_is_no_table(tmp_path, capsys, monkeypatch):
         "## What it learned", "## What each part earns", "## What packs keep", "## Drafts",
         "## Skills",
     ]  # fmt: skip
-    assert "| sums: all | 0.500 of 4 |" in said
+    assert "| sums: all | 50.0 % of 4 |" in said

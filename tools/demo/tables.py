@@ -11,7 +11,7 @@ Read next: `expedition.py`, `evaluate.py`.
 import argparse
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,16 @@ def share(value: float | None) -> str:
 def number(value: float | None, digits: int = 3) -> str:
     """A number, or nothing."""
     return "" if value is None else f"{value:.{digits}f}"
+
+
+# Of an evaluation: title, figure, the only one it is shown of, form.
+FIGURES: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (
+    ("right", "right", "", share),
+    ("mean tokens a reply", "tokens", "effort", lambda value: number(value, 1)),
+    ("tokens a round", "tokens a round", "", lambda value: number(value, 2)),
+    ("perplexity", "perplexity", "", lambda value: number(value, 2)),
+    ("bits a byte", "bits a byte", "", number),
+)
 
 
 def sources(*found: Values) -> list[str]:
@@ -172,29 +182,27 @@ def drafts_table(results: Values) -> str:
 
 
 def skill_tables(evals: Mapping[str, Mapping[str, Values]]) -> list[str]:
-    """Scores, and tokens a round, by evaluation and label; one column a subject.
+    """Right answers, tokens and perplexities by evaluation and label; one column a subject.
 
     Args:
         evals: subject -> name of the evaluation -> its JSON document.
     """
-    scores: dict[str, dict[str, str]] = {}
-    rounds: dict[str, dict[str, str]] = {}
-    for subject, documents in evals.items():
-        for name, document in documents.items():
-            for label, figures in document["figures"].items():
-                row = f"{name}: {label}"
-                score = document["score"] if label == "all" else document["by"][label]
-                mark = "" if document["complete"] else " (not complete)"
-                shown = f"{number(score)} of {figures['cases']}{mark}"
-                scores.setdefault(row, {})[subject] = shown
-                if "tokens a round" in figures:
-                    rounds.setdefault(row, {})[subject] = number(figures["tokens a round"], 2)
     tables = []
-    for title, cells in (("score", scores), ("tokens a round", rounds)):
-        columns = [s for s in evals if any(s in row for row in cells.values())]
-        rows = [[name, *(row.get(s, "") for s in columns)] for name, row in cells.items()]
+    for title, figure, only, form in FIGURES:
+        rows: dict[str, dict[str, str]] = {}
+        for subject, documents in evals.items():
+            for name, document in documents.items():
+                for label, found in document["figures"].items():
+                    if figure in found and only in ("", name):
+                        shown = form(found[figure])
+                        if figure == "right":
+                            shown += f" of {found['cases']}"
+                        shown += "" if document["complete"] else " (not complete)"
+                        rows.setdefault(f"{name}: {label}", {})[subject] = shown
+        columns = [s for s in evals if any(s in row for row in rows.values())]
         if rows:
-            tables.append(markdown([title, *columns], rows))
+            cells = [[name, *(row.get(s, "") for s in columns)] for name, row in rows.items()]
+            tables.append(markdown([title, *columns], cells))
     return tables
 
 
