@@ -77,7 +77,7 @@ def test_drafts():
 
 
 def written(path, name, right, cases=4, *, complete=True):
-    figures = {"cases": cases, "right": right / cases, "tokens": 99.5, "tokens a round": 2.5}
+    figures = {"cases": cases, "right": float(right), "tokens": 99.5, "tokens a round": 2.5}
     document = {
         "name": name, "score": right / cases, "by": {"4096": right / cases}, "complete": complete,
         "figures": {"4096": figures, "all": figures},

@@ -43,7 +43,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 # Of an evaluation: title, figure, the only one it is shown of, form.
 FIGURES: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (
-    ("right", "right", "", share),
+    ("right", "right", "", str),
     ("mean tokens a reply", "tokens", "effort", lambda value: number(value, 1)),
     ("tokens a round", "tokens a round", "", lambda value: number(value, 2)),
     ("perplexity", "perplexity", "", lambda value: number(value, 2)),
@@ -195,8 +195,9 @@ def skill_tables(evals: Mapping[str, Mapping[str, Values]]) -> list[str]:
                 for label, found in document["figures"].items():
                     if figure in found and only in ("", name):
                         shown = form(found[figure])
-                        if figure == "right":
-                            shown += f" of {found['cases']}"
+                        if figure == "right":  # a number of cases
+                            cases = found["cases"]
+                            shown = f"{share(found['right'] / cases)} of {cases}"
                         shown += "" if document["complete"] else " (not complete)"
                         rows.setdefault(f"{name}: {label}", {})[subject] = shown
         columns = [s for s in evals if any(s in row for row in rows.values())]
