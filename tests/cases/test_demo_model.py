@@ -169,7 +169,7 @@ def test_r29_a_seed_gives_the_same_reply_after_a_restart(model: Api) -> None:
 
 
 def test_r30_replies_vary_without_a_seed(model: Api) -> None:
-    asked = {"temperature": 1, "top_p": 1, "max_tokens": 40}
+    asked = {"temperature": 2, "top_p": 1, "max_tokens": 40}  # however sure the pack is
     alone = [sha(model, "Tell me a story.", **asked) for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda _: sha(model, "Tell me a story.", **asked), range(4)))
@@ -177,7 +177,7 @@ def test_r30_replies_vary_without_a_seed(model: Api) -> None:
 
 
 def test_r30_choices_differ_and_each_can_be_asked_for_again(model: Api) -> None:
-    body = question("Tell me a story.", n=4, temperature=1, top_p=1, max_tokens=30)
+    body = question("Tell me a story.", n=4, temperature=2, top_p=1, max_tokens=30)
     first = model.post(CHAT, body).json()
     shas = [choice["token_sha"] for choice in first["stats"]["choices"]]
     seeded = model.post(CHAT, body | {"seed": 7}).json()  # a drawn seed may repeat a short reply
@@ -205,10 +205,15 @@ def test_r31_fields_change_the_reply(model: Api) -> None:
     free = model.chat("Name three colors.", **asked).json()["stats"]["token_ids"]
     for change in (
         {"repetition_penalty": 5}, {"frequency_penalty": 2}, {"presence_penalty": 2},
-        {"ignore_eos": False}, {"max_tokens": 2}, {"temperature": 2, "seed": 1},
+        {"max_tokens": 2}, {"temperature": 2, "seed": 1},
     ):  # fmt: skip
         changed = model.chat("Name three colors.", **asked | change).json()["stats"]["token_ids"]
         assert changed != free, change
+    ending = {**asked, "max_tokens": 5, "logit_bias": {"1": 100}}  # the end, whatever was asked
+    assert model.chat("Hello!", **ending).json()["usage"]["completion_tokens"] == 5
+    ended = model.chat("Hello!", **ending | {"ignore_eos": False}).json()
+    assert ended["usage"]["completion_tokens"] == 1
+    assert ended["choices"][0]["finish_reason"] == "stop"
 
 
 def test_r32_scores_are_the_same_however_the_reply_is_made(model: Api) -> None:

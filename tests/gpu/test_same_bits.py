@@ -1,7 +1,7 @@
 """Invariants of model specification 8.1 on a CUDA device, bit for bit, on the demo pack and TINY.
 
 A prompt of 300 tokens is long enough that selection, candidates and eviction from the windows all
-act (index_topk 64, window 64). What eager steps give, captured rounds give too.
+act (tests/property/test_exactness_demo.py). What eager steps give, captured rounds give too.
 """
 
 import pytest

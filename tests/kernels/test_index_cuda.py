@@ -168,7 +168,8 @@ def test_refusals() -> None:
 CASES = {
     # rows, entries, heads, slots, page rows, k, block size, top blocks
     "tiny": (13, 100, 2, 3, 8, 8, 4, 4),
-    "demo": (24, 1000, 2, 4, 256, 64, 8, 16),
+    "demo": (24, 1000, 2, 4, 256, 128, 4, 64),
+    "fewer, larger blocks": (24, 1000, 2, 4, 256, 64, 8, 16),
     "full": (6, 5000, 32, 1, 128, 512, 8, 300),
     "tiles first, slots": (24, 40000, 32, 4, 128, 512, 8, 2048),
     "pages of any size": (9, 3000, 2, 1, 100, 64, 2, 100),

@@ -1,7 +1,7 @@
 """The invariants of test_exactness.py on the demo pack inside the package, bitwise.
 
 A prompt of 300 tokens is long enough that selection, candidates and eviction from the windows all
-act (index_topk 64, window 64).
+act; a test says so.
 """
 
 from importlib.resources import files
@@ -26,6 +26,14 @@ def model():
 def whole(model):
     session = Session(model, max_tokens=512)
     return session.prefill(prompt(LENGTH)), session
+
+
+def test_the_prompt_is_long_enough(model):
+    c = model.config
+    candidates = c.candidate_topk_blocks * c.candidate_block_size
+    assert max(c.sliding_window, c.index_topk, candidates) < LENGTH
+    # the rows of ratio 2 are half as many
+    assert c.index_topk < LENGTH // 2
 
 
 @pytest.mark.parametrize("partition", [(128, 172), (63, 1, 2, 131, 103), (270,) + (1,) * 30])

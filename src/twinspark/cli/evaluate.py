@@ -294,7 +294,9 @@ def _run_one(
     num = wanted.cases or entry.cases
     room = catalog.room(thinks=wanted.thinking)
     try:
-        fitting, skipped = catalog.fitting_lengths(lengths, room, subject.context_tokens)
+        fitting, skipped = catalog.fitting_lengths(
+            lengths, room, subject.context_tokens, is_exact=wanted.base_url is None
+        )
     except RequestError as error:
         if len(wanted.entries) == 1:
             raise

@@ -217,16 +217,24 @@ def room(*, thinks: bool) -> int:
 
 
 def fitting_lengths(
-    lengths: tuple[int, ...], room: int, context_tokens: int | None
+    lengths: tuple[int, ...], room: int, context_tokens: int | None, *, is_exact: bool = True
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """The lengths that a context holds with room for a reply, and a sentence about each other.
+
+    Args:
+        lengths: of the prompts.
+        room: tokens for the reply.
+        context_tokens: of the subject; None where it is not known.
+        is_exact: whether tokens are counted and not estimated. Counted prompts are a little
+            shorter than their length, so one of the context's length may fit.
 
     Raises:
         RequestError: it holds none.
     """
     if not lengths or context_tokens is None:
         return lengths, ()
-    fits = tuple(n for n in lengths if n + room <= context_tokens)
+    prompts = {n: min(n, needle.longest_prompt(n)) if is_exact else n for n in lengths}
+    fits = tuple(n for n in lengths if prompts[n] + room <= context_tokens)
     skipped = tuple(
         f"length {n}: with {room} tokens for the reply it is longer than the context of "
         f"{context_tokens} tokens"

@@ -82,6 +82,13 @@ def test_lengths_over_the_context_are_left_out_and_named() -> None:
         fitting_lengths((64, 256), 10, 40)
 
 
+def test_a_prompt_of_the_contexts_length_fits_if_its_tokens_are_counted() -> None:
+    assert fitting_lengths((32768,), room(thinks=False), 32768) == ((32768,), ())
+    for thinks, is_exact in ((False, False), (True, True)):
+        with pytest.raises(RequestError, match="32768"):
+            fitting_lengths((32768,), room(thinks=thinks), 32768, is_exact=is_exact)
+
+
 @pytest.mark.parametrize("thinks", [False, True])
 def test_the_room_holds_the_longest_reply_of_needle(thinks: bool) -> None:
     most = max(case.max_tokens for case in Needle((512,), thinks=thinks).cases(4, 0, by_words))

@@ -10,7 +10,8 @@ from twinspark.evals.case import NOT_MEASURABLE, Answer
 from twinspark.evals.tasks import needle
 from twinspark.evals.tasks.draw import case_random
 from twinspark.evals.tasks.filler import fitted
-from twinspark.evals.tasks.needle import LENGTHS, Fact, Needle, hide, is_right
+from twinspark.evals.tasks.needle import LENGTHS, Fact, Needle, hide, is_right, longest_prompt
+from twinspark.text.template import render_request
 from twinspark.text.tokenizer import Tokenizer
 
 
@@ -52,11 +53,15 @@ def test_the_whole_request_fits_a_context_of_its_length(tokenizer):
     def count(text: str) -> int:
         return len(tokenizer.encode_plain(text))
 
-    for case in Needle((32768,)).cases(3, 8, count):
-        template = 8  # begin, user, assistant and the end of thinking, with room to spare
-        prompt = count(case.steps[0].add[0]["content"])
-        assert prompt + template + case.max_tokens <= 32768
+    for case in Needle((512, 32768)).cases(6, 8, count):
+        request = {"messages": [*case.steps[0].add], **case.fields}
+        prompt = len(render_request(request).encode(tokenizer))
+        assert prompt <= longest_prompt(int(case.label))
+        assert int(case.label) < 32768 or prompt + case.max_tokens <= 32768
         assert count(case.steps[0].ideal["content"]) < case.max_tokens
+    for case in Needle((32768,), thinks=True).cases(2, 8, count):
+        request = {"messages": [*case.steps[0].add], **case.fields}
+        assert len(render_request(request).encode(tokenizer)) <= longest_prompt(32768)
 
 
 def test_few_counts_make_a_long_text():

@@ -58,9 +58,11 @@ def test_i13_hash_rows_do_not_depend_on_the_cut(pack):
     assert len(torch.unique(whole)) > 100
 
 
-@pytest.mark.parametrize("visible", [0, 1, 63, 64, 65, 300])
-def test_i12_selection_equals_sorting_at_the_pack_s_size(pack, visible):
+@pytest.mark.parametrize("at", ["none", "one", "fewer", "as many", "more", "most"])
+def test_i12_selection_equals_sorting_at_the_pack_s_size(pack, at):
     top = pack.config.index_topk
+    visible = {"none": 0, "one": 1, "fewer": top - 1, "as many": top, "more": top + 1, "most": 300}
+    visible = visible[at]
     scores = torch.from_numpy(np.random.default_rng(5).integers(-4, 5, (1, 320)).astype(np.float32))
     hide_invisible(hidden := scores.clone(), torch.arange(320), torch.tensor([visible]))
     found = keep_best(hidden, torch.arange(320), top).entries_TK

@@ -24,6 +24,7 @@ from twinspark.evals.tasks.draw import (
 LENGTHS = (1024, 4096, 16384, 32768)
 SHORTEST = 512
 _FULL, _ROOM = 0.995, 0.981  # of a length: a prompt's limits; the rest is left to the template
+_TEMPLATE = 32  # tokens around one message, at most
 _TRIES = 8
 _STATEMENTS = (
     "The {kind} of the {place} is {value}.",
@@ -236,6 +237,11 @@ def is_right(content: str, asked: Sequence[Fact], others: Sequence[Fact]) -> boo
     ]
     values = (_ranks([found[0] for found in places]), _ranks([found[-1] for found in places]))
     return all(order == found for order in orders or [[*range(len(asked))]] for found in values)
+
+
+def longest_prompt(length: int) -> int:
+    """Most tokens, the template's too, of a prompt of a length, if its tokens are counted right."""
+    return int(_FULL * length) + _TEMPLATE
 
 
 def build(r: random.Random, length: int, count_tokens: CountTokens) -> Haystack:
