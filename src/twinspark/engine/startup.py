@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 OnProgress = Callable[[str, float], None]
 
-# Products this narrow gain nothing from a second thread (demo pack, two x86 cores, 2026-11-29: a
+# Products this narrow gain nothing from a second thread (demo pack of 2026-11-29, two x86 cores: a
 # 6-row step took 39 ms with one thread, 47 with two, and over 400 where other processes ran).
 SMALL_HIDDEN_SIZE = 1024
 
