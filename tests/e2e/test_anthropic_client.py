@@ -344,6 +344,27 @@ def test_r23_malformed_bodies_have_the_routes_shape(server) -> None:
             assert reply.json()["error"]["type"] == "invalid_request_error"
 
 
+def test_errors_of_shared_paths_have_the_clients_shape(client, server) -> None:
+    """Whatever is below /messages, and any path for a client that says it speaks Anthropic's."""
+    for ask_for in (
+        client.messages.batches.list,
+        lambda: client.models.retrieve("other"),
+        lambda: client.get("/v1/nowhere", cast_to=object),
+    ):
+        with pytest.raises(anthropic.NotFoundError) as found:
+            ask_for()
+        assert found.value.body["type"] == "error"
+        assert found.value.body["error"]["type"] == "not_found_error"
+    plain = httpx.get(server.url + "/v1/models/other").json()
+    assert "type" not in plain and plain["error"]["code"] == "model_not_found"
+
+
+def test_the_model_list_is_read(client) -> None:
+    (model,) = client.models.list(limit=5)
+    assert (model.id, model.type, model.display_name) == ("tiny", "model", "tiny")
+    assert model.created_at.tzinfo is not None
+
+
 def test_the_window_is_named(client) -> None:
     long = [{"role": "user", "content": "word " * 4000}]
     with pytest.raises(anthropic.BadRequestError, match="maximum context length") as found:
