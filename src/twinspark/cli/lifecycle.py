@@ -19,6 +19,7 @@ import uvloop
 from starlette.applications import Starlette
 
 from twinspark.cli.console import LoadingLine, describe_ready, say
+from twinspark.collection import spare_what_is_loaded
 from twinspark.distributed.leaving import EXIT_RANKS
 from twinspark.errors import EngineDied, RankFailed
 from twinspark.server.connections import HeadLimitProtocol, allow_many_files
@@ -146,6 +147,7 @@ class ServerLife:
             if code == EXIT_RANKS or (self._num_ranks > 1 and code is not None and code < 0):
                 raise RankFailed(f"the model was not loaded: {link.failure}")
             raise EngineDied(f"the model was not loaded: {link.failure}")
+        spare_what_is_loaded()
         say(describe_ready(link.ready, self._state.model_name))
         return True
 
