@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -365,11 +366,26 @@ def test_the_model_list_is_read(client) -> None:
     assert model.created_at.tzinfo is not None
 
 
-def test_the_window_is_named(client) -> None:
-    long = [{"role": "user", "content": "word " * 4000}]
-    with pytest.raises(anthropic.BadRequestError, match="maximum context length") as found:
-        ask(client, messages=long)
-    assert found.value.body["error"]["code"] == "context_length_exceeded"
+LIMITED = r"`max_tokens` exceed context limit: (\d+) \+ (\d+) > (\d+), decrease input length"
+
+
+def test_r47_overflow_has_the_words_of_both_apis(client) -> None:
+    """A prompt that is too long alone is told from a limit that is; agents mend the second."""
+    long = [{"role": "user", "content": "word " * 20_000}]
+    size = client.messages.count_tokens(model="tiny", messages=HELLO).input_tokens
+    for messages, limit, words in (
+        (long, 500, r"prompt is too long: (\d+) tokens > (\d+) maximum$"),
+        (HELLO, 1 << 20, LIMITED),
+    ):
+        with pytest.raises(anthropic.BadRequestError) as found:
+            ask(client, messages=messages, max_tokens=limit)
+        error = found.value.body["error"]
+        assert (error["type"], error["param"]) == ("invalid_request_error", "messages")
+        assert error["code"] == "context_length_exceeded"
+        assert error["message"].startswith("This model's maximum context length is")
+        numbers = [int(n) for n in re.findall(words, error["message"])[0]]
+    assert numbers[:2] == [size, 1 << 20]
+    assert ask(client, max_tokens=numbers[2] - numbers[0]).stop_reason
 
 
 def test_failures_before_and_inside_a_stream(client, engine, server) -> None:

@@ -75,6 +75,24 @@ class ApiError(Exception):
         return JsonResponse(self.body(), status_code=self.status, headers=self.headers)
 
 
+class ContextExceeded(ApiError):
+    """400: a prompt and the limit of its reply do not fit the context together.
+
+    Attributes:
+        context: tokens that it holds.
+        prompt_tokens: of the prompt, or the least that it surely has.
+        reply_tokens: that the reply may take.
+    """
+
+    def __init__(
+        self, message: str, *, param: str, context: int, prompt_tokens: int, reply_tokens: int
+    ) -> None:
+        super().__init__(400, message, param=param, code="context_length_exceeded")
+        self.context = context
+        self.prompt_tokens = prompt_tokens
+        self.reply_tokens = reply_tokens
+
+
 def answer(error: ApiError, scope: Scope) -> Response:
     """The whole HTTP answer in the shape that the client of a request parses."""
     if _is_anthropic(scope):
