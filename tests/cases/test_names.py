@@ -1,5 +1,6 @@
 """Names, aliases, roles, efforts, encoding, seeds: R21, R23, R29 to R32, R57 to R62."""
 
+import gzip
 import json
 import re
 import threading
@@ -39,6 +40,16 @@ def test_r23_what_is_no_request_names_the_field(api: Api, path: str) -> None:
         error = reply.json()["error"]
         assert reply.status_code == 400, body
         assert error["param"] and error["message"] and error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("path", [*ROUTES, "/v1/messages", "/v1/responses"])
+def test_r23_a_compressed_body_is_refused_as_such(api: Api, path: str) -> None:
+    content = gzip.compress(b'{"prompt": "x", "input": "x", "tokens": []}')
+    reply = api.http.post(path, content=content, headers={"content-encoding": "gzip"})
+    assert reply.status_code == 415 and reply.headers["accept-encoding"] == "identity"
+    error = reply.json()["error"]
+    assert error["type"] == "invalid_request_error" and "'gzip'" in error["message"]
+    assert api.http.get("/v1/models").status_code == 200  # over the same connection
 
 
 @pytest.mark.parametrize("path", ROUTES)

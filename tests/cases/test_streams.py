@@ -244,6 +244,8 @@ def test_r47_overflow_has_the_words_agents_look_for(api: Api, engine: ScriptedEn
         (COMPLETIONS, {"prompt": [5] * (context + 1)}, "prompt"),
         (CHAT, question(max_tokens=context), "messages"),
         (COMPLETIONS, {"prompt": "x", "max_tokens": context}, "prompt"),
+        ("/v1/responses", {"input": long}, "input"),
+        ("/v1/responses", {"input": "x", "max_output_tokens": context}, "input"),
     ):  # fmt: skip
         for stream in (False, True):
             reply = api.post(path, body | {"stream": stream})

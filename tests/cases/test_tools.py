@@ -3,6 +3,7 @@
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import httpx
 import openai
@@ -160,6 +161,26 @@ def test_r09_empty_turns_are_marked_and_counted(api: Api, engine: ScriptedEngine
         last = json.loads(api.events(question(tools=TOOLS))[-2])
         assert last["stats"]["empty"] is is_empty
     assert 'twinspark_empty_replies_total{model_name="tiny"} 2.0' in api.http.get("/metrics").text
+
+
+def test_r09_an_empty_turn_can_be_given_back(
+    api: Api, engine: ScriptedEngine, server: LiveServer
+) -> None:
+    """The next prompt goes on from the empty reply's own tokens: its end and nothing else."""
+    fields: dict[str, Any] = {"model": "tiny", "reasoning_effort": "none"}
+    asked: list[Any] = question()["messages"]
+    engine.play([])
+    client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+    message = client.chat.completions.create(messages=asked, **fields).choices[0].message
+    assert message.content is None and not message.tool_calls
+    first = engine.requests[-1].prompt_ids
+    client.chat.completions.create(messages=[*asked, message, *asked], **fields)
+    end = engine.tokenizer.eos_id
+    assert engine.requests[-1].prompt_ids[: len(first) + 1] == (*first, end)
+    given_back = client.responses.create(
+        model="tiny", input=[*asked, {"role": "assistant", "content": None}, *asked]
+    )
+    assert given_back.status == "completed"
 
 
 def test_r22_broken_arguments_in_the_history(api: Api, engine: ScriptedEngine) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -344,11 +345,48 @@ def test_r23_malformed_bodies_have_the_routes_shape(server) -> None:
             assert reply.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_the_window_is_named(client) -> None:
-    long = [{"role": "user", "content": "word " * 4000}]
-    with pytest.raises(anthropic.BadRequestError, match="maximum context length") as found:
-        ask(client, messages=long)
-    assert found.value.body["error"]["code"] == "context_length_exceeded"
+def test_errors_of_shared_paths_have_the_clients_shape(client, server) -> None:
+    """Whatever is below /messages, and any path for a client that says it speaks Anthropic's."""
+    for ask_for in (
+        client.messages.batches.list,
+        lambda: client.models.retrieve("other"),
+        lambda: client.get("/v1/nowhere", cast_to=object),
+    ):
+        with pytest.raises(anthropic.NotFoundError) as found:
+            ask_for()
+        assert found.value.body["type"] == "error"
+        assert found.value.body["error"]["type"] == "not_found_error"
+    plain = httpx.get(server.url + "/v1/models/other").json()
+    assert "type" not in plain and plain["error"]["code"] == "model_not_found"
+
+
+def test_the_model_list_is_read(client, engine) -> None:
+    (model,) = client.models.list(limit=5)
+    assert (model.id, model.type, model.display_name) == ("tiny", "model", "tiny")
+    assert model.created_at.tzinfo is not None
+    assert model.max_input_tokens == engine.ready.max_context_tokens
+
+
+LIMITED = r"`max_tokens` exceed context limit: (\d+) \+ (\d+) > (\d+), decrease input length"
+
+
+def test_r47_overflow_has_the_words_of_both_apis(client) -> None:
+    """A prompt that is too long alone is told from a limit that is; agents mend the second."""
+    long = [{"role": "user", "content": "word " * 20_000}]
+    size = client.messages.count_tokens(model="tiny", messages=HELLO).input_tokens
+    for messages, limit, words in (
+        (long, 500, r"prompt is too long: (\d+) tokens > (\d+) maximum$"),
+        (HELLO, 1 << 20, LIMITED),
+    ):
+        with pytest.raises(anthropic.BadRequestError) as found:
+            ask(client, messages=messages, max_tokens=limit)
+        error = found.value.body["error"]
+        assert (error["type"], error["param"]) == ("invalid_request_error", "messages")
+        assert error["code"] == "context_length_exceeded"
+        assert error["message"].startswith("This model's maximum context length is")
+        numbers = [int(n) for n in re.findall(words, error["message"])[0]]
+    assert numbers[:2] == [size, 1 << 20]
+    assert ask(client, max_tokens=numbers[2] - numbers[0]).stop_reason
 
 
 def test_failures_before_and_inside_a_stream(client, engine, server) -> None:

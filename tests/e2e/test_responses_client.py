@@ -208,9 +208,11 @@ def test_the_store(client, engine) -> None:
     for response_id in (not_kept.id, "resp_none"):
         with pytest.raises(openai.NotFoundError):
             client.responses.retrieve(response_id)
-        with pytest.raises(openai.NotFoundError) as found:
+        with pytest.raises(openai.BadRequestError) as found:
             ask(client, previous_response_id=response_id)
-        assert found.value.body["code"] == "response_not_found"
+        assert found.value.body["code"] == "previous_response_not_found"
+        words = f"Previous response with id '{response_id}' not found"
+        assert found.value.body["message"].startswith(words)
         assert found.value.body["param"] == "previous_response_id"
     client.responses.delete(kept.id)
     with pytest.raises(openai.NotFoundError):
@@ -231,7 +233,7 @@ def test_r101_responses_belong_to_their_key(engine, small_tokenizer) -> None:
             for use in (second.responses.retrieve, second.responses.delete):
                 with pytest.raises(openai.NotFoundError):
                     use(kept.id)
-            with pytest.raises(openai.NotFoundError):
+            with pytest.raises(openai.BadRequestError, match="not found"):
                 ask(second, previous_response_id=kept.id)
             with pytest.raises(openai.BadRequestError):
                 ask(second, [{"type": "item_reference", "id": kept.output[0].id}])

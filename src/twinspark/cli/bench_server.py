@@ -93,6 +93,7 @@ def serve_plan(fd: int, plan: dict[str, Any]) -> None:
 
     from twinspark.bench.bare import BareApp
     from twinspark.cli.logs import set_up_logging
+    from twinspark.collection import spare_what_is_loaded
 
     set_up_logging("info")
     if plan["kind"] == "bare":
@@ -104,6 +105,7 @@ def serve_plan(fd: int, plan: dict[str, Any]) -> None:
         app, http="httptools", loop="uvloop", ws="none", lifespan="off", log_config=None,
         access_log=False, server_header=False,
     )  # fmt: skip
+    spare_what_is_loaded()  # as `serve` does
     uvicorn.Server(config).run(sockets=[socket.socket(fileno=fd)])
 
 

@@ -20,6 +20,7 @@ from starlette.applications import Starlette
 
 from twinspark.cli.console import LoadingLine, describe_ready, say
 from twinspark.cli.exits import EXIT_UNUSABLE
+from twinspark.collection import spare_what_is_loaded
 from twinspark.distributed.leaving import EXIT_RANKS
 from twinspark.errors import ConfigError, EngineDied, RankFailed
 from twinspark.server.connections import HeadLimitProtocol, allow_many_files
@@ -150,6 +151,7 @@ class ServerLife:
             if code == EXIT_UNUSABLE:  # of the pack, of a setting or of this machine
                 raise ConfigError(f"the model was not loaded: {link.failure}")
             raise EngineDied(f"the model was not loaded: {link.failure}")
+        spare_what_is_loaded()
         say(describe_ready(link.ready, self._state.model_name))
         return True
 

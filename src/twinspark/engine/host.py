@@ -17,6 +17,7 @@ from time import monotonic, sleep
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from twinspark.collection import spare_what_is_loaded
 from twinspark.distributed.leaving import leave
 from twinspark.engine.core import Engine, failure_of
 from twinspark.engine.startup import LoadedEngine, OnProgress
@@ -74,6 +75,7 @@ def run_host(sock: socket.socket, load: Callable[[OnProgress], LoadedEngine]) ->
         loaded = load(lambda phase, fraction: _report(phase, fraction, inbox, outbox))
         if loaded.team is not None:
             loaded.team.on_failure = LastWords(inbox, outbox)
+        spare_what_is_loaded()
         outbox.send(
             Ready(
                 model_name=loaded.model_name,

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import blake3
 import numpy as np
 
+from twinspark.collection import spare_what_is_loaded
 from twinspark.config.engine import EngineConfig
 from twinspark.config.model_rules import check_virtual_shards
 from twinspark.config.paths import compiled_kernels_path
@@ -210,6 +211,7 @@ def _follow_engine(pack: Pack, config: EngineConfig, team: "FollowingTeam") -> N
     )
     follows = Obeys(team.send_digest)
     runner = Runner(model, new_caches(model, config), followers=follows)
+    spare_what_is_loaded()
     team.loaded()
     logger.info("rank %d of %d is ready", team.rank, team.size)
     obey(team.plan, runner, follows)

@@ -73,7 +73,7 @@ class Access:
                 self._limits.check(counted)
         except ApiError as error:
             self._tally.refused[error.code or ""] += 1
-            await answer(error, scope["path"])(scope, receive, send)
+            await answer(error, scope)(scope, receive, send)
             return
         scope[KEY_IN_SCOPE] = key
         body = _Body(receive, self._limits, counted, self._tally, unsent_s=self._unsent_s)

@@ -22,7 +22,7 @@ from twinspark.server.anthropic_replies import MessageStream, whole_message
 from twinspark.server.body import read_json_object
 from twinspark.server.chat import prepare_chat
 from twinspark.server.choices import collected
-from twinspark.server.errors import ApiError, to_api_error
+from twinspark.server.errors import ApiError, ContextExceeded, to_api_error
 from twinspark.server.generation import Ended, Generation, Started, TextDelta
 from twinspark.server.json_response import JsonResponse
 from twinspark.server.keys import scope_of
@@ -57,7 +57,7 @@ async def messages(request: Request) -> ASGIApp:
     try:
         chat = await prepare_chat(state, found.body, reply_id=reply_id, about=about)
     except (ApiError, RequestError) as error:
-        raise found.in_own_words(error) from error
+        raise _refusal(found, error) from error
     generation = Generation(state, chat.prepared, arrived=arrived)
     headers = ignored_header(found.ignored) | {"request-id": reply_id}
     model = state.name_for(chat.fields.model)
@@ -89,7 +89,7 @@ async def count_tokens(request: Request) -> Response:
             least = least_tokens(state.tokenizer, prompt)
             reply_limit(AskedLimit(tokens=None), least, ready, None, is_least=True)
     except (ApiError, RequestError) as error:
-        raise found.in_own_words(error) from error
+        raise _refusal(found, error) from error
     num_tokens = len(await encode_prompt(state, prompt))
     return JsonResponse({"input_tokens": num_tokens}, headers=ignored_header(found.ignored))
 
@@ -104,6 +104,25 @@ async def _read(request: Request) -> tuple[ServerState, Translated]:
         return state, await in_thread_if(is_heavy(body), state, lambda: translate(body))
     except RequestError as error:
         raise to_api_error(error) from error
+
+
+def _refusal(found: Translated, error: ApiError | RequestError) -> ApiError:
+    """A refusal of the chat body as one of the original."""
+    own = found.in_own_words(error)
+    if isinstance(error, ContextExceeded):
+        own.message += f" {_too_long(error)}"
+    return own
+
+
+def _too_long(error: ContextExceeded) -> str:
+    """What Anthropic's service says; its agents look for it, and shorten what they ask for."""
+    if error.prompt_tokens >= error.context:
+        return f"prompt is too long: {error.prompt_tokens} tokens > {error.context} maximum"
+    return (
+        f"input length and `max_tokens` exceed context limit: {error.prompt_tokens} + "
+        f"{error.reply_tokens} > {error.context}, decrease input length or `max_tokens` and try "
+        "again"
+    )
 
 
 async def _whole(

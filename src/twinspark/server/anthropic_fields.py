@@ -9,6 +9,7 @@ from typing import Any
 
 from twinspark.errors import RequestError
 from twinspark.server.translation import OWN_FIELDS, Translated, refuse
+from twinspark.text.content import JOINT
 from twinspark.text.fields import read_flag, read_object, read_text, shown
 
 SAME = ("max_tokens", "model", "stream", "temperature", "top_k", "top_p")
@@ -161,7 +162,7 @@ def _user_part(block: Any, at: str) -> dict[str, Any]:
     kind = read_object(block, at).get("type")
     read = _USER_PARTS.get(kind) if isinstance(kind, str) else None
     if read is None:
-        raise _unknown_block(kind, at, "text, image, document and tool_result")
+        raise _unknown_block(kind, at, "text, image, document, search_result and tool_result")
     return read(block, at)
 
 
@@ -187,20 +188,40 @@ def _image_part(block: Mapping[str, Any], at: str) -> dict[str, Any]:
 
 def _document_part(block: Mapping[str, Any], at: str) -> dict[str, Any]:
     source = read_object(block.get("source"), f"{at}.source")
-    if source.get("type") != "text":
+    kind = source.get("type")
+    if kind == "text":
+        text = read_text(source.get("data"), f"{at}.source.data")
+    elif kind == "content":
+        text = _joined(source.get("content"), f"{at}.source.content")
+    else:
         raise refuse(
-            f"{at}.source.type is {shown(source.get('type'))}; only documents of plain text are "
-            "read here",
+            f"{at}.source.type is {shown(kind)}; only documents of plain text are read here",
             f"{at}.source",
         )
-    text = read_text(source.get("data"), f"{at}.source.data")
     title = block.get("title")
-    head = "" if title is None else read_text(title, f"{at}.title") + "\n\n"
+    head = "" if title is None else read_text(title, f"{at}.title") + JOINT
     return {"type": "text", "text": head + text}
+
+
+def _result_part(block: Mapping[str, Any], at: str) -> dict[str, Any]:
+    """A result of a search of the client's: what it is, where it is from, what it says."""
+    names = ("title", "source")
+    head = [read_text(block.get(name), f"{at}.{name}") for name in names]
+    text = _joined(block.get("content"), f"{at}.content")
+    return {"type": "text", "text": "\n".join(head) + JOINT + text}
+
+
+def _joined(raw: Any, where: str) -> str:
+    """A text, or blocks of text as one."""
+    if isinstance(raw, str):
+        return read_text(raw, where)
+    blocks = _blocks(raw, where)
+    return JOINT.join(_text_part(block, f"{where}[{n}]")["text"] for n, block in enumerate(blocks))
 
 
 _USER_PARTS: dict[str, Callable[[Any, str], dict[str, Any]]] = {
     "text": _text_part, "image": _image_part, "document": _document_part,
+    "search_result": _result_part,
 }  # fmt: skip
 
 

@@ -127,7 +127,7 @@ class QuietEnd:
             await self._app(scope, receive, watched)
         except asyncio.CancelledError:
             if not has_started:
-                await answer(draining(), scope.get("path", ""))(scope, receive, send)
+                await answer(draining(), scope)(scope, receive, send)
 
 
 async def metrics(request: Request) -> Response:
@@ -168,12 +168,12 @@ def _state(request: Request) -> ServerState:
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return answer(error, request.url.path)
+    return answer(error, request.scope)
 
 
 async def _on_own_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, TwinSparkError)
-    return answer(to_api_error(error), request.url.path)
+    return answer(to_api_error(error), request.scope)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
@@ -186,7 +186,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     else:
         message = error.detail
     refusal = ApiError(error.status_code, message, headers=error.headers)
-    return answer(refusal, request.url.path)
+    return answer(refusal, request.scope)
 
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:
@@ -201,7 +201,7 @@ async def _on_fault(request: Request, error: Exception) -> Response:
         kind="server_error",
         code="internal_error",
     )
-    return answer(fault, request.url.path)
+    return answer(fault, request.scope)
 
 
 HANDLERS = {

@@ -67,10 +67,19 @@ async def read_json_object(
     """Read and parse a request body that must be one JSON object.
 
     Raises:
-        ApiError: 400 for what is no such object, 413 for a body over the limit.
+        ApiError: 400 for what is no such object, 413 for a body over the limit, 415 for a
+            compressed one.
         ClientDisconnect: the client left while sending.
     """
     data, scan = await _read(request, max_body_bytes, max_nesting)
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise ApiError(
+            415,
+            f"the request body has the content-encoding {shown(encoding)}; send it as it is",
+            param="body",
+            headers={"accept-encoding": "identity"},
+        )
     if scan.max_depth > max_nesting:
         raise bad_request(
             f"the request body nests arrays and objects deeper than {max_nesting} levels",

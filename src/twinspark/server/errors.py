@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from starlette.responses import Response
+from starlette.types import Scope
 
 from twinspark.errors import CapacityError, EngineDied, RequestError, TwinSparkError
 from twinspark.messages import Failed
@@ -24,7 +25,8 @@ ENGINE_ENDED = "engine_ended"  # the engine's own last word on what it leaves op
 _ANTHROPIC_KINDS = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
     404: "not_found_error", 405: "invalid_request_error", 408: "timeout_error",
-    413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",
+    413: "request_too_large", 415: "invalid_request_error", 429: "rate_limit_error",
+    503: "overloaded_error",
 }  # fmt: skip
 
 
@@ -73,9 +75,27 @@ class ApiError(Exception):
         return JsonResponse(self.body(), status_code=self.status, headers=self.headers)
 
 
-def answer(error: ApiError, path: str) -> Response:
-    """The whole HTTP answer in the shape that clients of a path parse."""
-    if _is_anthropic(path):
+class ContextExceeded(ApiError):
+    """400: a prompt and the limit of its reply do not fit the context together.
+
+    Attributes:
+        context: tokens that it holds.
+        prompt_tokens: of the prompt, or the least that it surely has.
+        reply_tokens: that the reply may take.
+    """
+
+    def __init__(
+        self, message: str, *, param: str, context: int, prompt_tokens: int, reply_tokens: int
+    ) -> None:
+        super().__init__(400, message, param=param, code="context_length_exceeded")
+        self.context = context
+        self.prompt_tokens = prompt_tokens
+        self.reply_tokens = reply_tokens
+
+
+def answer(error: ApiError, scope: Scope) -> Response:
+    """The whole HTTP answer in the shape that the client of a request parses."""
+    if _is_anthropic(scope):
         return JsonResponse(anthropic_body(error), status_code=error.status, headers=error.headers)
     return error.response()
 
@@ -95,8 +115,10 @@ def anthropic_body(error: ApiError) -> dict[str, Any]:
     return {"type": "error", "error": said}
 
 
-def _is_anthropic(path: str) -> bool:
-    return path.rstrip("/").endswith(("/messages", "/messages/count_tokens"))
+def _is_anthropic(scope: Scope) -> bool:
+    """Whether the path is of the Messages API, or the client says that it speaks no other."""
+    path, headers = scope.get("path", ""), scope.get("headers", ())
+    return "/messages/" in f"{path}/" or any(name == b"anthropic-version" for name, _ in headers)
 
 
 def bad_request(message: str, *, param: str, code: str | None = None) -> ApiError:

@@ -1,5 +1,9 @@
-"""The model list: the served name first, then its aliases, each with the context length."""
+"""The model list: the served name first, then its aliases, each with the context length.
 
+It has the fields of OpenAI's list and of Anthropic's, so that the clients of both can read it.
+"""
+
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
@@ -15,8 +19,10 @@ async def list_models(request: Request) -> Response:
     """Answer `GET .../models`."""
     state: ServerState = request.app.state.server
     ready = state.require_ready()
-    entries = [_entry(state, ready, name) for name in state.model_names]
-    return JsonResponse({"object": "list", "data": entries})
+    names = state.model_names
+    entries = [_entry(state, ready, name) for name in names]
+    page = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+    return JsonResponse({"object": "list", "data": entries} | page)
 
 
 async def get_model(request: Request) -> Response:
@@ -43,9 +49,13 @@ def _entry(state: ServerState, ready: Ready, name: str) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(int(state.started_at), UTC).isoformat(),
         "created": int(state.started_at),
         "owned_by": "twinspark",
         "root": ready.model_name,
         "max_model_len": ready.max_context_tokens,
         "context_length": ready.max_context_tokens,
+        "max_input_tokens": ready.max_context_tokens,
     }

@@ -39,6 +39,7 @@ _STATUSES = {
     "405": "The path does not know the method.",
     "408": "The body paused for too long.",
     "413": "The body is too long.",
+    "415": "The body is compressed.",
     "429": "The queue is full, the key has used its share, or too many keys were wrong.",
     "500": "The server failed.",
     "503": "Loading, draining, short of memory, or the engine is gone.",

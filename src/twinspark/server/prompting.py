@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from twinspark.messages import Ready
-from twinspark.server.errors import bad_request
+from twinspark.server.errors import ContextExceeded
 from twinspark.server.state import ServerState
 from twinspark.text.fields import Feature
 from twinspark.text.template import ChatPrompt, ChatRequest, read_request, render_chat
@@ -132,19 +132,21 @@ def reply_limit(
         is_least: the prompt has these tokens or more; the refusal says so.
 
     Raises:
-        ApiError: 400 when prompt and reply do not fit the context together.
+        ContextExceeded: prompt and reply do not fit the context together.
     """
     context = ready.max_context_tokens
     room = context - prompt_tokens
     wanted = asked.tokens or 1
     if wanted > room:
         least = "at least " if is_least else ""
-        raise bad_request(
+        raise ContextExceeded(
             f"This model's maximum context length is {context} tokens. However, you requested "
             f"{least}{prompt_tokens + wanted} tokens ({least}{prompt_tokens} in the "
             f"{asked.prompt}, {wanted} in the completion). Please reduce the length of the "
             f"{asked.prompt} or {asked.param}.",
             param=asked.prompt,
-            code="context_length_exceeded",
+            context=context,
+            prompt_tokens=prompt_tokens,
+            reply_tokens=wanted,
         )
     return asked.tokens or min(default_limit or room, room)

@@ -10,10 +10,11 @@ from typing import Any
 
 import orjson
 
-from twinspark.server.errors import ApiError
+from twinspark.server.errors import ApiError, bad_request
 
 MAX_ENTRIES = 1024
 MAX_BYTES = 256 * 1024 * 1024
+_WHY = "it was never kept, has made room for newer ones, or was lost with a restart"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,22 +58,25 @@ class ResponseStore:
         while len(self._entries) > self._max_entries or self._num_bytes > self._max_bytes:
             self._drop(next(iter(self._entries)))
 
-    def get(self, response_id: str, *, owner: str, param: str = "response_id") -> Stored:
+    def get(self, response_id: str, *, owner: str) -> Stored:
         """A response by its id.
 
         Raises:
             ApiError: 404, there is none, or it is another key's.
         """
-        stored = self._entries.get(response_id)
-        if stored is None or stored.owner != owner:
+        stored = self._find(response_id, owner)
+        if stored is None:
             raise ApiError(
                 404,
-                f"the response {response_id[:80]!r} is not stored here; it was never kept, has "
-                "made room for newer ones, or was lost with a restart",
-                param=param,
+                f"the response {response_id[:80]!r} is not stored here; {_WHY}",
+                param="response_id",
                 code="response_not_found",
             )
         return stored
+
+    def _find(self, response_id: str, owner: str) -> Stored | None:
+        stored = self._entries.get(response_id)
+        return stored if stored is not None and stored.owner == owner else None
 
     def remove(self, response_id: str, *, owner: str) -> None:
         """Forget a response.
@@ -87,12 +91,18 @@ class ResponseStore:
         """Items of a response and of all before it, oldest first.
 
         Raises:
-            ApiError: 404, one of them is gone.
+            ApiError: 400, one of them is gone. Clients that look for OpenAI's code send all again.
         """
         turns = []
         next_id: str | None = response_id
         while next_id is not None:
-            stored = self.get(next_id, owner=owner, param="previous_response_id")
+            stored = self._find(next_id, owner)
+            if stored is None:
+                raise bad_request(
+                    f"Previous response with id {next_id[:80]!r} not found; {_WHY}",
+                    param="previous_response_id",
+                    code="previous_response_not_found",
+                )
             turns.append([*stored.items, *stored.response["output"]])
             next_id = stored.response["previous_response_id"]
         return [item for turn in reversed(turns) for item in turn]

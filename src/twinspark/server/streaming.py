@@ -142,7 +142,7 @@ class WholeReply:
         try:
             content = await unless_client_leaves(receive, self._work)
         except ApiError as error:
-            await answer(error, scope["path"])(scope, receive, send)
+            await answer(error, scope)(scope, receive, send)
             return
         if content is not None:
             await JsonResponse(content, headers=self._headers)(scope, receive, send)
@@ -194,7 +194,7 @@ class EventStream:
         except ApiError as error:
             await _end(opening)
             if not self._has_begun:
-                await answer(error, scope["path"])(scope, receive, send)
+                await answer(error, scope)(scope, receive, send)
                 return
             await send(_part(self._frames.failure(error)))
         finally:

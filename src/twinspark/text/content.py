@@ -90,7 +90,7 @@ def _read_part(part: Any, where: str, role: str, serves: Collection[Feature]) ->
         raise RequestError(f"{where}: an assistant message takes text only", param=f"{where}.type")
     if kind != "image_url":
         raise not_supported(f"{where}.type", f"the part type {kind}")
-    require("images", serves, f"{where}.type", "the part type image_url")
+    require("images", serves, f"{where}.type", "an image part")
     return None
 
 

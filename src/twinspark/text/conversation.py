@@ -168,8 +168,8 @@ def _read_message(message: Any, where: str, serves: Collection[Feature]) -> Chat
         call_id=_read_call_id(message, where) if role == "tool" else "",
         task=_read_message_task(message, where, role, serves),
     )
-    is_silent = message.get("content") is None and not (read.reasoning or read.prefix or read.calls)
-    if role == "assistant" and is_silent:
+    is_silent = "content" not in message and not (read.reasoning or read.prefix or read.calls)
+    if role == "assistant" and is_silent:  # null is what an empty reply had
         raise RequestError(
             f"{where}: an assistant message needs content or tool_calls", param=f"{where}.content"
         )

@@ -23,6 +23,17 @@ _DATA_KEYS = frozenset({"enum", "const", "default", "examples"})  # hold values,
 _NAMED_KEYS = frozenset({  # hold schemas by names that mean nothing
     "properties", "patternProperties", "dependentSchemas", "$defs", "definitions",
 })  # fmt: skip
+# Keywords with values that admit everything; the library refuses the keywords as such.
+_IDLE: dict[str, tuple[Any, ...]] = {
+    "uniqueItems": (False,), "propertyNames": (True, {}, {"type": "string"}),
+    "dependentRequired": ({},), "dependentSchemas": ({},),
+}  # fmt: skip
+# Formats that JSON Schema defines; by its rules any other one is a note.
+_FORMATS = frozenset({
+    "date", "date-time", "duration", "email", "hostname", "idn-email", "idn-hostname", "ipv4",
+    "ipv6", "iri", "iri-reference", "json-pointer", "regex", "relative-json-pointer", "time", "uri",
+    "uri-reference", "uri-template", "uuid",
+})  # fmt: skip
 _DEFINITIONS = "$defs"
 _ROOT = "__root"
 _DEFINITION = re.compile(r"#/(\$defs|definitions)/([^/]+)")
@@ -49,7 +60,7 @@ def json_rule(schema: Any, where: str, *, lenient: bool = False) -> str:
     options: dict[str, Any] = {"whitespace_flexible": True, "whitespace_pattern": _BLANKS}
     if lenient:
         options.update(lenient=True, coerce_one_of=True)
-    fields = {} if schema is True else dict(schema)
+    fields = {} if schema is True else _rebuilt(schema, _without_idle)
     return f"%json {json_text({**fields, 'x-guidance': options}, where)}"
 
 
@@ -191,6 +202,17 @@ def _moved(schema: dict[str, Any]) -> dict[str, Any]:
     reference = schema.get("$ref")
     if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
         schema["$ref"] = f"#/{_DEFINITIONS}/{_ROOT}{reference[1:]}"
+    return schema
+
+
+def _without_idle(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema without keywords that admit everything."""
+    for name, values in _IDLE.items():
+        if name in schema and any(schema[name] == value for value in values):
+            del schema[name]
+    form = schema.get("format")
+    if isinstance(form, str) and form not in _FORMATS:
+        del schema["format"]
     return schema
 
 

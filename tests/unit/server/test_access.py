@@ -332,7 +332,8 @@ def test_what_is_kept_belongs_to_the_key_and_not_to_its_label(
             assert error_of(reply) == (404, "response_not_found")
         assert httpx.delete(f"{url}/{given}", headers=bearer(TABLET)).status_code == 404
         more = body | {"previous_response_id": given}
-        assert httpx.post(url, json=more, headers=bearer(TABLET)).status_code == 404
+        reply = httpx.post(url, json=more, headers=bearer(TABLET))
+        assert error_of(reply) == (400, "previous_response_not_found")
 
 
 def test_a_dead_engine_is_no_overload(small_tokenizer) -> None:

@@ -48,6 +48,46 @@ def test_fields_of_chat_that_are_not_served_are_refused(name: str, value: Any, h
     assert (found.value.param, found.value.code) == (name, "unsupported_parameter")
 
 
+TWO = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+FOUND = {"type": "search_result", "source": "https://a/b", "title": "T", "content": TWO}
+
+
+@pytest.mark.parametrize(
+    ("block", "text"),
+    [
+        ({"type": "document", "source": {"type": "content", "content": "one"}}, "one"),
+        ({"type": "document", "source": {"type": "content", "content": TWO}, "title": "T"},
+         "T\n\none\n\ntwo"),
+        (FOUND | {"citations": {"enabled": True}}, "T\nhttps://a/b\n\none\n\ntwo"),
+    ],
+)  # fmt: skip
+def test_documents_and_search_results_are_text(block: dict[str, Any], text: str) -> None:
+    part = {"type": "text", "text": text}
+    (message,) = translate({"messages": [{"role": "user", "content": [block]}]}).messages
+    assert message["content"] == [part]
+    use = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [block]}
+    history = [*HELLO, {"role": "assistant", "content": [use]},
+               {"role": "user", "content": [result]}]  # fmt: skip
+    assert translate({"messages": history}).messages[-1]["content"] == [part]
+
+
+@pytest.mark.parametrize(
+    ("block", "param"),
+    [
+        ({"type": "document", "source": {"type": "content", "content": 3}}, ".source.content"),
+        ({"type": "document", "source": {"type": "content", "content": [{"type": "image"}]}},
+         ".source.content[0].type"),
+        (FOUND | {"title": None}, ".title"), (FOUND | {"source": 3}, ".source"),
+        (FOUND | {"content": [{"type": "text"}]}, ".content[0].text"),
+    ],
+)  # fmt: skip
+def test_what_is_no_text_in_them_is_named(block: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as found:
+        translate({"messages": [{"role": "user", "content": [block]}]})
+    assert found.value.param == f"messages[0].content[0]{param}"
+
+
 def test_fields_that_ask_for_nothing_pass() -> None:
     neutral = {"n": 1, "logprobs": False, "top_logprobs": 0, "stop": None, "user": "me",
                "response_format": {"type": "text"}, "use_beam_search": False}  # fmt: skip

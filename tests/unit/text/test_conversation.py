@@ -51,7 +51,7 @@ def message(**fields: object) -> dict:
         ),
         (message(role="user", content="a\ud800"), "messages[1].content", "character 1"),
         (message(role="assistant"), "messages[1].content", "needs content"),
-        (message(role="assistant", content=None), "messages[1].content", "needs content"),
+        (message(role="assistant", tool_calls=[]), "messages[1].content", "needs content"),
         (
             message(role="assistant", content="x", reasoning=3),
             "messages[1].reasoning",

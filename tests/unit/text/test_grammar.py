@@ -120,6 +120,36 @@ def test_strict_false_leaves_out_what_no_grammar_can_follow(judge, small_tokeniz
         judge.accepts(form_of(small_tokenizer, **schema_format(schema)).form, '"a"')
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {}},
+        {"type": "object", "propertyNames": True, "dependentRequired": {}, "dependentSchemas": {}},
+        {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": False}}},
+        {
+            "type": "object",
+            "properties": {"a": {"items": {"type": "string", "format": "password"}}},
+        },
+    ],
+)
+def test_keywords_that_admit_everything_are_no_obstacle(judge, small_tokenizer, schema):
+    form = form_of(small_tokenizer, **schema_format(schema)).form
+    assert judge.accepts(form, '{"a": ["b", "b"]}') and not judge.accepts(form, "[]")
+
+
+def test_what_only_looks_like_such_a_keyword_stays(judge, small_tokenizer):
+    schema = {"type": "object", "properties": {"format": {"const": {"uniqueItems": False}}},
+              "required": ["format"]}  # fmt: skip
+    form = form_of(small_tokenizer, **schema_format(schema)).form
+    assert judge.accepts(form, '{"format": {"uniqueItems": false}}')
+    assert not judge.accepts(form, '{"format": {}}')
+    for key, value in (("uniqueItems", True), ("propertyNames", {"enum": ["a"]}),
+                       ("format", "json-pointer")):  # fmt: skip
+        schema = {"type": "string" if key == "format" else ["array", "object"], key: value}
+        with pytest.raises(RequestError, match=key if key != "format" else value):
+            judge.accepts(form_of(small_tokenizer, **schema_format(schema)).form, "[]")
+
+
 BAD = [
     ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "both"),
     ({"guided_json": {}, **schema_format({})}, "guided_json", "both"),
