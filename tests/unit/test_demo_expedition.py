@@ -36,6 +36,19 @@ def test_large_files_travel_in_parts_and_come_together_again(tmp_path, monkeypat
     assert (tmp_path / "all" / "mix.config.json").read_text() == "{}"
 
 
+def test_packs_travel_with_what_their_weights_are_checked_by(tmp_path):
+    step = made(tmp_path)
+    for width in ("mix", "3"):
+        pack = step.work / "packs" / width
+        pack.mkdir(parents=True)
+        for name in ("model.safetensors", "config.json", "twinspark.json"):
+            (pack / name).write_text(f"{name} of {width}")
+    step.packs()
+    collect([step.out], tmp_path / "all")
+    for name in ("model.safetensors", "config.json", "twinspark.json"):
+        assert (tmp_path / "all" / f"3.{name}").read_text() == f"{name} of 3"
+
+
 def test_a_result_is_made_once_and_a_failure_costs_only_itself(tmp_path):
     step, calls = made(tmp_path), []
 

@@ -6,6 +6,10 @@ import math
 import pytest
 from tools.demo import tables
 
+from twinspark.evals.evaluation import Result
+from twinspark.evals.judged import Judged
+from twinspark.evals.tasks.json_schema import JsonSchema
+
 WHOLE = {
     "code": {"loss": 2.0, "top1": 0.5},
     "needle4k": {"loss": 0.5, "top1": 0.9, "right": 0.75, "answers": 8},
@@ -95,6 +99,28 @@ def test_skills_by_subject(tmp_path):
     wanted = {"4": "75.0 % of 4", "2": "50.0 % of 4 (not complete)"}
     assert cells(scores, "needle: 4096") == cells(scores, "needle: all") == wanted
     assert cells(rounds, "needle: all") == {"4": "2.50", "2": "2.50 (not complete)"}
+
+
+def test_of_json_the_valid_ones_stand_beside_the_right_ones(tmp_path):
+    """Its score is the valid ones: 1.000 may be shown as nothing but "right 0.0 %" never."""
+    figures = Judged(JsonSchema()).figures(
+        [Result(label="grammar", score=1.0, sums={"right": 0.0})] * 4
+    )
+    document = {"name": "json", "by": {"grammar": 1.0}, "complete": True}
+    path = tmp_path / "json.json"
+    path.write_text(json.dumps(document | {"figures": {"grammar": {"cases": 4} | figures}}))
+    sums = written(tmp_path / "sums.json", "sums", 3)
+    valid, right, *_ = tables.skill_tables(tables.read_evals([f"mix={path}", f"mix={sums}"]))
+    assert cells(valid, "json: grammar") == {"mix": "100.0 % of 4"}
+    assert cells(right, "json: grammar") == {"mix": "0.0 % of 4"}
+    assert "sums" not in valid and cells(right, "sums: all") == {"mix": "75.0 % of 4"}
+
+
+def test_of_no_cases_there_is_no_share():
+    document = {"name": "json", "by": {}, "complete": False}
+    figures = {"all": {"cases": 0, "valid": 0.0, "right": 0.0}}
+    found = tables.skill_tables({"mix": {"json": document | {"figures": figures}}})
+    assert [cells(t, "json: all") for t in found] == [{"mix": "no cases (not complete)"}] * 2
 
 
 def test_tokens_are_shown_of_efforts_and_perplexities_of_texts(tmp_path):

@@ -327,6 +327,8 @@ class Expedition:
         """Carries packs away that C made."""
         for width in self.args.widths.split(","):
             pack = self.work / "packs" / width / "model.safetensors"
+            for small in ("config.json", "twinspark.json"):  # `place.py` checks by these
+                shutil.copy(pack.with_name(small), self.out / f"{width}.{small}")
             data = pack.read_bytes()
             for n in range(math.ceil(len(data) / PART_BYTES)):
                 part = data[n * PART_BYTES : (n + 1) * PART_BYTES]

@@ -41,8 +41,10 @@ def number(value: float | None, digits: int = 3) -> str:
     return "" if value is None else f"{value:.{digits}f}"
 
 
+COUNTED = ("valid", "right")  # numbers of cases; of JSON the score is valid, of all others right
 # Of an evaluation: title, figure, the only one it is shown of, form.
 FIGURES: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (
+    ("valid", "valid", "", str),
     ("right", "right", "", str),
     ("mean tokens a reply", "tokens", "effort", lambda value: number(value, 1)),
     ("tokens a round", "tokens a round", "", lambda value: number(value, 2)),
@@ -194,10 +196,8 @@ def skill_tables(evals: Mapping[str, Mapping[str, Values]]) -> list[str]:
             for name, document in documents.items():
                 for label, found in document["figures"].items():
                     if figure in found and only in ("", name):
-                        shown = form(found[figure])
-                        if figure == "right":  # a number of cases
-                            cases = found["cases"]
-                            shown = f"{share(found['right'] / cases)} of {cases}"
+                        is_counted = figure in COUNTED
+                        shown = _counted(found, figure) if is_counted else form(found[figure])
                         shown += "" if document["complete"] else " (not complete)"
                         rows.setdefault(f"{name}: {label}", {})[subject] = shown
         columns = [s for s in evals if any(s in row for row in rows.values())]
@@ -205,6 +205,12 @@ def skill_tables(evals: Mapping[str, Mapping[str, Values]]) -> list[str]:
             cells = [[name, *(row.get(s, "") for s in columns)] for name, row in rows.items()]
             tables.append(markdown([title, *columns], cells))
     return tables
+
+
+def _counted(found: Values, figure: str) -> str:
+    """What share of the cases has it; of no cases there is no share."""
+    cases = found["cases"]
+    return f"{share(found[figure] / cases)} of {cases}" if cases else "no cases"
 
 
 def read_evals(given: Iterable[str]) -> dict[str, dict[str, Values]]:

@@ -272,7 +272,7 @@ def _subject(
     with loaded_pack(
         wanted.pack,
         concurrency=wanted.concurrency,
-        context_tokens=longest + catalog.room(thinks=wanted.thinking),
+        context_tokens=catalog.context_of(longest, thinks=wanted.thinking),
         device=wanted.device,
         on_progress=lambda phase, fraction: line.show(Loading(phase=phase, fraction=fraction)),
     ) as model:

@@ -22,7 +22,6 @@ from twinspark.evals.tasks.tools import Tools
 
 MAX_SEED = 999_999  # larger ones are for training, see tasks/examples.py
 MAX_LENGTH = 1 << 24
-REPLY_ROOM, THINKING_ROOM = 128, 1152  # tokens that a prompt of a length needs besides it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +212,12 @@ def parse_lengths(text: str | None, entry: Entry) -> tuple[int, ...]:
 
 def room(*, thinks: bool) -> int:
     """Tokens that the reply to a prompt of a length may need."""
-    return THINKING_ROOM if thinks else REPLY_ROOM
+    return needle.reply_tokens(thinks=thinks)
+
+
+def context_of(length: int, *, thinks: bool) -> int:
+    """Tokens of a context that holds a prompt of a length and its reply, however it is counted."""
+    return needle.longest_prompt(length, is_exact=False) + room(thinks=thinks)
 
 
 def fitting_lengths(
@@ -225,22 +229,17 @@ def fitting_lengths(
         lengths: of the prompts.
         room: tokens for the reply.
         context_tokens: of the subject; None where it is not known.
-        is_exact: whether tokens are counted and not estimated. Counted prompts are a little
-            shorter than their length, so one of the context's length may fit.
+        is_exact: whether tokens are counted and not estimated. Counted prompts are half a percent
+            shorter than their length, so one of a long context's own length fits.
 
     Raises:
         RequestError: it holds none.
     """
     if not lengths or context_tokens is None:
         return lengths, ()
-    prompts = {n: min(n, needle.longest_prompt(n)) if is_exact else n for n in lengths}
-    fits = tuple(n for n in lengths if prompts[n] + room <= context_tokens)
-    skipped = tuple(
-        f"length {n}: with {room} tokens for the reply it is longer than the context of "
-        f"{context_tokens} tokens"
-        for n in lengths
-        if n not in fits
-    )
+    left_out = {n: _left_out(n, room, context_tokens, is_exact=is_exact) for n in lengths}
+    fits = tuple(n for n in lengths if not left_out[n])
+    skipped = tuple(f"length {n}: {left_out[n]}" for n in lengths if left_out[n])
     if not fits:
         raise RequestError(
             f"none of the lengths {', '.join(map(str, lengths))} fits the context of "
@@ -248,3 +247,16 @@ def fitting_lengths(
             code=NOT_MEASURABLE,
         )
     return fits, skipped
+
+
+def _left_out(length: int, room: int, context_tokens: int, *, is_exact: bool) -> str:
+    """Why a context does not hold a prompt of a length; "" if it does."""
+    if length > context_tokens:  # even where its prompts, which are shorter, would fit
+        return f"it is longer than the context of {context_tokens} tokens"
+    prompt = needle.longest_prompt(length, is_exact=is_exact)
+    if prompt + room > context_tokens:
+        return (
+            f"a prompt of up to {prompt} tokens, and {room} for the reply, are more than the "
+            f"context of {context_tokens} tokens"
+        )
+    return ""

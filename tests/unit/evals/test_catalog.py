@@ -1,5 +1,6 @@
 import dataclasses
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from tests.scripted_subject import ScriptedSubject
@@ -12,13 +13,14 @@ from twinspark.evals.catalog import (
     MAX_SEED,
     Entry,
     Options,
+    context_of,
     find,
     fitting_lengths,
     parse_lengths,
     room,
 )
 from twinspark.evals.tasks.examples import TRAINING_SEEDS
-from twinspark.evals.tasks.needle import Needle
+from twinspark.evals.tasks.needle import Needle, longest_prompt
 
 LONG = dataclasses.replace(ENTRIES[0], lengths=(64, 256), shortest=16)
 
@@ -72,27 +74,51 @@ def test_lengths_that_are_none(text: str) -> None:
 
 def test_lengths_over_the_context_are_left_out_and_named() -> None:
     assert fitting_lengths((64, 256), 10, None) == ((64, 256), ())
-    assert fitting_lengths((64, 256), 10, 266) == ((64, 256), ())
-    fits, skipped = fitting_lengths((64, 256), 10, 265)
+    assert fitting_lengths((64, 256), 10, 296) == ((64, 256), ())
+    fits, skipped = fitting_lengths((64, 256), 10, 295)
     assert fits == (64,)
     assert skipped == (
-        "length 256: with 10 tokens for the reply it is longer than the context of 265 tokens",
+        "length 256: a prompt of up to 286 tokens, and 10 for the reply, are more than the context "
+        "of 295 tokens",
     )
     with pytest.raises(RequestError, match="none of the lengths 64, 256"):
         fitting_lengths((64, 256), 10, 40)
 
 
-def test_a_prompt_of_the_contexts_length_fits_if_its_tokens_are_counted() -> None:
-    assert fitting_lengths((32768,), room(thinks=False), 32768) == ((32768,), ())
-    for thinks, is_exact in ((False, False), (True, True)):
-        with pytest.raises(RequestError, match="32768"):
-            fitting_lengths((32768,), room(thinks=thinks), 32768, is_exact=is_exact)
+def test_a_length_over_the_context_is_left_out_though_its_prompts_would_fit() -> None:
+    assert longest_prompt(32772) + room(thinks=False) <= 32768
+    fits, skipped = fitting_lengths((1024, 32772), room(thinks=False), 32768)
+    assert fits == (1024,)
+    assert skipped == ("length 32772: it is longer than the context of 32768 tokens",)
+
+
+@pytest.mark.parametrize(("thinks", "shortest"), [(False, 25_401), (True, 230_201)])
+def test_from_which_length_on_a_context_holds_its_own(thinks: bool, shortest: int) -> None:
+    """The guide names these two: half a percent is the template and the reply's max_tokens."""
+    guide = Path(__file__).parents[3] / "docs/guides/evaluate.md"
+    assert f"{shortest:,}" in guide.read_text()
+    reply = room(thinks=thinks)
+    for length in (shortest, 262_144, 1 << 20):
+        assert fitting_lengths((length,), reply, length) == ((length,), ())
+    for length in (512, 6400, shortest - 1):
+        with pytest.raises(RequestError, match=f"none of the lengths {length} fits"):
+            fitting_lengths((length,), reply, length)
+
+
+def test_an_estimate_of_tokens_may_be_as_long_as_the_length() -> None:
+    for thinks, length in ((False, 1 << 20), (True, 1 << 20)):
+        reply = room(thinks=thinks)
+        with pytest.raises(RequestError, match=f"none of the lengths {length} fits"):
+            fitting_lengths((length,), reply, length, is_exact=False)
+        context = context_of(length, thinks=thinks)
+        assert fitting_lengths((length,), reply, context, is_exact=False) == ((length,), ())
+        assert fitting_lengths((length,), reply, context) == ((length,), ())
 
 
 @pytest.mark.parametrize("thinks", [False, True])
-def test_the_room_holds_the_longest_reply_of_needle(thinks: bool) -> None:
-    most = max(case.max_tokens for case in Needle((512,), thinks=thinks).cases(4, 0, by_words))
-    assert most < room(thinks=thinks) < most + 64
+def test_the_room_is_the_longest_reply_of_needle(thinks: bool) -> None:
+    cases = Needle((512,), thinks=thinks).cases(4, 0, by_words)
+    assert {case.max_tokens for case in cases} == {room(thinks=thinks)}
 
 
 def test_no_seed_is_one_of_training() -> None:

@@ -239,9 +239,20 @@ def is_right(content: str, asked: Sequence[Fact], others: Sequence[Fact]) -> boo
     return all(order == found for order in orders or [[*range(len(asked))]] for found in values)
 
 
-def longest_prompt(length: int) -> int:
-    """Most tokens, the template's too, of a prompt of a length, if its tokens are counted right."""
-    return int(_FULL * length) + _TEMPLATE
+def longest_prompt(length: int, *, is_exact: bool = True) -> int:
+    """Most tokens, the template's too, of a prompt of a length.
+
+    Args:
+        length: of the text in tokens, as it is given.
+        is_exact: whether the texts were made by the true count of tokens; by an estimate they may
+            have all of their length.
+    """
+    return (int(_FULL * length) if is_exact else length) + _TEMPLATE
+
+
+def reply_tokens(*, thinks: bool) -> int:
+    """Most tokens of a reply."""
+    return 96 + 1024 * thinks
 
 
 def build(r: random.Random, length: int, count_tokens: CountTokens) -> Haystack:
@@ -291,7 +302,7 @@ def case_of(haystack: Haystack, length: int, *, thinks: bool = False) -> Case:
             ),
         ),
         fields=switch(thinks=thinks),
-        max_tokens=96 + 1024 * thinks,
+        max_tokens=reply_tokens(thinks=thinks),
     )
 
 
