@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tools.demo.curves import heldout_series, read_log, series
+from tools.demo.curves import heldout_series, panels, read_log, series
 
 
 def lines(*points, cut=""):
@@ -34,6 +34,42 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path):
     log.write_text('{"kind": "start"}\n{broken\n{"kind": "start"}\n')
     with pytest.raises(ValueError, match="line 2"):
         read_log(log)
+
+
+def mixed_log(tmp_path, *, long=32768):
+    """As of a run whose steps alternate; 32,768 is the length of a line or of none."""
+    log = tmp_path / "log.jsonl"
+    lengths = (2048, 2048, 8192, long, 2048)
+    log.write_text(
+        lines(
+            *(
+                {
+                    "kind": "train", "length": length, "step": n, "tokens": 10**6 * (n + 1),
+                    "loss": 4.0 - n, "tokens_s": 400 - 50 * n,
+                }
+                for n, length in enumerate(lengths)
+            )
+        )
+    )  # fmt: skip
+    return read_log(log)
+
+
+def test_speed_is_one_curve_for_it_is_of_all_lengths_since_the_last_line(tmp_path):
+    (panel,) = panels(mixed_log(tmp_path))["speed"]
+    assert panel.title == "tokens a second, all lengths since the last line"
+    assert list(panel.curves.values()) == [([1.0, 2.0, 3.0, 4.0, 5.0], [400, 350, 300, 250, 200])]
+
+
+def test_losses_are_by_length_where_the_log_has_lines_of_it(tmp_path):
+    (panel,) = panels(mixed_log(tmp_path))["loss"]
+    assert not panel.is_joined  # lines of other lengths are between
+    assert panel.curves == {
+        "2,048 tokens": ([1.0, 2.0, 5.0], [4.0, 3.0, 0.0]),
+        "8,192 tokens": ([3.0], [2.0]),
+        "32,768 tokens": ([4.0], [1.0]),
+    }
+    (panel,) = panels(mixed_log(tmp_path, long=8192))["loss"]
+    assert list(panel.curves) == ["2,048 tokens", "8,192 tokens"]
 
 
 def test_pictures_are_drawn_of_what_there_is(tmp_path):

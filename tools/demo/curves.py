@@ -4,15 +4,28 @@
 
 Writes loss.svg (training and held-out loss over tokens), retrieval.svg (index and retrieval
 losses, answers right), drafts.svg (draft agreement by slot) and speed.svg. Owns no figures: what
-the log lacks is not drawn. Read next: `train.py`.
+the log lacks is not drawn. A line's losses are those of its one step, and so of its length; its
+speed is the mean over all steps since the line before, whatever their lengths. Read next:
+`train.py`.
 """
 
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 Point = dict[str, Any]
+Series = tuple[list[float], list[float]]
+FEW = 20  # points that are marked
+
+
+class Panel(NamedTuple):
+    """Curves by name, or dots where lines of other kinds may be between two of a name."""
+
+    title: str
+    x: str
+    curves: dict[str, Series]
+    is_joined: bool = True
 
 
 def read_log(path: Path) -> dict[str, list[Point]]:
@@ -43,13 +56,13 @@ def read_log(path: Path) -> dict[str, list[Point]]:
     return found
 
 
-def series(points: list[Point], x: str, y: str, **only: Any) -> tuple[list[float], list[float]]:
+def series(points: list[Point], x: str, y: str, **only: Any) -> Series:
     """Values of two fields of the points that have both and whose fields equal `only`."""
     kept = [p for p in points if x in p and y in p and all(p.get(k) == v for k, v in only.items())]
     return [float(p[x]) for p in kept], [float(p[y]) for p in kept]
 
 
-def heldout_series(points: list[Point], field: str) -> dict[str, tuple[list[float], list[float]]]:
+def heldout_series(points: list[Point], field: str) -> dict[str, Series]:
     """Millions of tokens and a field of every source in the held-out lines."""
     sources = dict.fromkeys(k for p in points for k, v in p.items() if isinstance(v, dict))
     found = {}
@@ -60,54 +73,65 @@ def heldout_series(points: list[Point], field: str) -> dict[str, tuple[list[floa
     return found
 
 
-def draw(log: dict[str, list[Point]], out: Path, form: str) -> list[Path]:
-    """The pictures that the log has data for."""
+def panels(log: dict[str, list[Point]]) -> dict[str, list[Panel]]:
+    """What is drawn, by the name of the picture: panels and curves that the log has data for."""
     train, held = log.get("train", []), log.get("heldout", [])
     lengths = sorted({p["length"] for p in train})
     million = "million tokens"
-    losses = {f"{n} tokens": _millions(series(train, "tokens", "loss", length=n)) for n in lengths}
+    losses = {
+        f"{n:,} tokens": _millions(series(train, "tokens", "loss", length=n)) for n in lengths
+    }
     held_out = {f"held out: {n}": s for n, s in heldout_series(held, "loss").items()}
     answers = {f"right: {n}": s for n, s in heldout_series(held, "right").items()}
     parts = {f"{k} loss": _millions(series(train, "tokens", k)) for k in ("index", "find", "copy")}
-    speed = {
-        f"{n} tokens": _millions(series(train, "tokens", "tokens_s", length=n)) for n in lengths
-    }
+    speed = {"all lengths": _millions(series(train, "tokens", "tokens_s"))}
     drafts = log.get("draft", [])
     slots = len(drafts[0]["agree"]) if drafts else 0
     agree = {
         f"slot {j + 1}": ([float(p["step"]) for p in drafts], [p["agree"][j] for p in drafts])
         for j in range(slots)
     }
-    made = []
-    for name, panels in (
-        ("loss", [("training loss, nats", million, losses), ("held-out loss", million, held_out)]),
-        ("retrieval", [("losses", million, parts), ("answers right", million, answers)]),
-        ("drafts", [("drafts that are the model's own choice", "step", agree)]),
-        ("speed", [("tokens a second", million, speed)]),
-    ):
-        full = [(t, x, {k: s for k, s in lines.items() if s[0]}) for t, x, lines in panels]
-        full = [panel for panel in full if panel[2]]
-        if full:
-            made.append(_picture(full, out / f"{name}.{form}"))
-    return made
+    found = {
+        "loss": [
+            Panel("training loss of a step by its length, nats", million, losses, is_joined=False),
+            Panel("held-out loss", million, held_out),
+        ],
+        "retrieval": [Panel("losses", million, parts), Panel("answers right", million, answers)],
+        "drafts": [Panel("drafts that are the model's own choice", "step", agree)],
+        "speed": [Panel("tokens a second, all lengths since the last line", million, speed)],
+    }
+    full = {
+        name: [p._replace(curves={k: s for k, s in p.curves.items() if s[0]}) for p in given]
+        for name, given in found.items()
+    }
+    drawn = {name: [panel for panel in given if panel.curves] for name, given in full.items()}
+    return {name: given for name, given in drawn.items() if given}
 
 
-def _millions(values: tuple[list[float], list[float]]) -> tuple[list[float], list[float]]:
+def draw(log: dict[str, list[Point]], out: Path, form: str) -> list[Path]:
+    """The pictures that the log has data for."""
+    return [_picture(given, out / f"{name}.{form}") for name, given in panels(log).items()]
+
+
+def _millions(values: Series) -> Series:
     return [v / 1e6 for v in values[0]], values[1]
 
 
-def _picture(panels: list[Any], path: Path) -> Path:
+def _picture(given: list[Panel], path: Path) -> Path:
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(7 * len(panels), 4.5), squeeze=False)
-    for axis, (title, label, lines) in zip(axes[0], panels, strict=True):
-        for name, (x, y) in lines.items():
-            axis.plot(x, y, label=name, linewidth=1.2, marker="." if len(x) < 20 else None)
-        axis.set_title(title)
-        axis.set_xlabel(label)
+    figure, axes = pyplot.subplots(1, len(given), figsize=(7 * len(given), 4.5), squeeze=False)
+    for axis, panel in zip(axes[0], given, strict=True):
+        for name, (x, y) in panel.curves.items():
+            if panel.is_joined:
+                axis.plot(x, y, label=name, linewidth=1.2, marker="." if len(x) < FEW else None)
+            else:
+                axis.plot(x, y, ".", label=name, markersize=4)
+        axis.set_title(panel.title)
+        axis.set_xlabel(panel.x)
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
     figure.tight_layout()

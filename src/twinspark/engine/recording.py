@@ -18,6 +18,9 @@ from torch import Tensor
 MOST_RECORDED = 48
 """Recordings that are kept; the one that was not used for longest goes first."""
 
+FIRST_WAIT, LONGEST_WAIT = 64, 4096
+"""Launches, for want of memory, until a recording is tried again; doubled by each try in vain."""
+
 logger = logging.getLogger(__name__)
 
 Work = Callable[[], tuple[Tensor, ...]]
@@ -55,7 +58,7 @@ class Graphs:
         self._pool = torch.cuda.graph_pool_handle()
         # torch's own one is of the device and for the thread that records first in the process
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._is_hopeless = False
+        self._is_hopeless = self._has_warned = False
 
     def record(self, work: Work) -> Recorded:
         """See `Recorder`."""
@@ -69,19 +72,24 @@ class Graphs:
             caller = torch.cuda.current_stream()
             caller.synchronize()
             graph = torch.cuda.CUDAGraph()
+            watched = _Watched(work)
             try:
                 # other threads of the process may call CUDA meanwhile
                 with torch.cuda.graph(
                     graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
                 ):
-                    found = work()
+                    found = watched()
             except RuntimeError as error:
-                cause = _first(error)
-                self._recover(graph, caller)
-                if not isinstance(cause, RuntimeError):
-                    raise cause from None
-                self._explain(cause)
-                return Launched(work)
+                # the end of a recording that broke off raises, too
+                cause = watched.raised or error
+                watched.raised = None
+                try:
+                    self._recover(graph, caller)
+                    if not isinstance(cause, RuntimeError):
+                        raise cause from None
+                    return self._launched(work, cause)
+                finally:
+                    del cause  # it holds this frame, and tensors of the work
         return Graph(graph, found)
 
     def _recover(self, graph: torch.cuda.CUDAGraph, caller: torch.cuda.Stream) -> None:
@@ -100,29 +108,58 @@ class Graphs:
             atexit.register(_keep, graph)
         torch.cuda.synchronize()
 
-    def _explain(self, cause: RuntimeError) -> None:
+    def _launched(self, work: Work, cause: RuntimeError) -> "Launched":
         """Say what happened; only for want of memory another recording may go better."""
         reason = str(cause).partition("\n")[0]
-        if isinstance(cause, torch.OutOfMemoryError):
+        if not _is_want_of_memory(cause):
+            self._is_hopeless = True
             logger.warning(
-                "no memory is left to record a round (%s); its kernels are launched one by one, "
-                "which is slower. Fewer slots or a shorter context leave more",
+                "rounds of this model cannot be recorded (%s); their kernels are launched one by "
+                "one, which is slower",
                 reason,
             )
-            return
-        self._is_hopeless = True
-        logger.warning(
-            "rounds of this model cannot be recorded (%s); their kernels are launched one by one, "
-            "which is slower",
-            reason,
-        )
+            return Launched(work)
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "no memory is left to record a round (%s); its kernels are launched one by one, "
+                "which is slower, until there is. Fewer slots or a shorter context leave more",
+                reason,
+            )
+        return Launched(work, lacks_memory=True)
+
+
+class _Watched:
+    """Work that remembers what it raised; that may come of other errors, which it has handled."""
+
+    def __init__(self, work: Work) -> None:
+        self.raised: BaseException | None = None
+        self._work = work
+
+    def __call__(self) -> tuple[Tensor, ...]:
+        try:
+            return self._work()
+        except BaseException as error:
+            self.raised = error
+            raise
+
+
+def _is_want_of_memory(error: RuntimeError) -> bool:
+    """Whether torch's allocator, or CUDA, has none left."""
+    text = str(error)
+    return (
+        isinstance(error, torch.OutOfMemoryError)
+        or "out of memory" in text
+        or "ALLOC_FAILED" in text  # of a CUDA library
+    )
 
 
 @dataclass(frozen=True)
 class Launched:
-    """Work that is launched anew each time."""
+    """Work that is launched anew each time; `lacks_memory`: once there is some, it may record."""
 
     work: Work
+    lacks_memory: bool = False
 
     def replay(self) -> tuple[Tensor, ...]:
         """Do the work again."""
@@ -131,13 +168,6 @@ class Launched:
 
 def _keep(_graph: torch.cuda.CUDAGraph) -> None:
     """Nothing to do."""
-
-
-def _first(error: BaseException) -> BaseException:
-    """What was raised first: the end of a recording that broke off raises, too."""
-    while error.__context__ is not None:
-        error = error.__context__
-    return error
 
 
 class Graph:
@@ -159,10 +189,11 @@ class Recordings:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._recorded: OrderedDict[Key, Recorded] = OrderedDict()
+        self._wait, self._launches = FIRST_WAIT, 0
 
     @property
     def keys(self) -> list[Key]:
-        """What is recorded, the least recently used first."""
+        """What is recorded, or launched as it cannot be, the least recently used first."""
         return list(self._recorded)
 
     def clear(self) -> None:
@@ -170,14 +201,34 @@ class Recordings:
         self._recorded.clear()
 
     def of(self, key: Key, work: Work) -> Recorded:
-        """The recording of this key, made of `work` the first time."""
+        """The recording of this key, made of `work` the first time.
+
+        Where memory lacked for it, it is tried again now and then: others may have left some.
+        """
         found = self._recorded.get(key)
         if found is not None:
             self._recorded.move_to_end(key)
-            return found
-        started_s = perf_counter()
+            return self._tried_again(key, work) if _lacks_memory(found) else found
         if len(self._recorded) == MOST_RECORDED:
             self._recorded.popitem(last=False)
+        return self._record(key, work)
+
+    def _tried_again(self, key: Key, work: Work) -> Recorded:
+        """A try costs some rounds' time, so all of an engine's recordings wait together."""
+        self._launches += 1
+        if self._launches < self._wait:
+            return self._recorded[key]
+        self._launches = 0
+        found = self._record(key, work)
+        self._wait = min(2 * self._wait, LONGEST_WAIT) if _lacks_memory(found) else FIRST_WAIT
+        return found
+
+    def _record(self, key: Key, work: Work) -> Recorded:
+        started_s = perf_counter()
         found = self._recorded[key] = self._recorder.record(work)
         logger.debug("recorded %s in %.2f s", key, perf_counter() - started_s)
         return found
+
+
+def _lacks_memory(found: Recorded) -> bool:
+    return isinstance(found, Launched) and found.lacks_memory

@@ -4,13 +4,23 @@ torch's CUDA calls are replaced by stand-ins that fail where torch does; tests/g
 ones.
 """
 
+import gc
 import logging
+import weakref
 from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
 
-from twinspark.engine.recording import Graph, Graphs, Launched
+from twinspark.engine.recording import (
+    FIRST_WAIT,
+    LONGEST_WAIT,
+    MOST_RECORDED,
+    Graph,
+    Graphs,
+    Launched,
+    Recordings,
+)
 from twinspark.errors import RankFailed
 
 DEVICE = torch.device("cuda", 1)
@@ -163,3 +173,119 @@ def test_every_recorder_has_a_stream_of_its_own(cuda):
     before = Stream.made
     one, other = Graphs(DEVICE, nullcontext), Graphs(DEVICE, nullcontext)
     assert Stream.made == before + 2 and one._stream is not other._stream
+
+
+SHORT = "CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
+class Scarce:
+    """Work for whose recording there is memory only at times."""
+
+    def __init__(self, cuda):
+        self.cuda, self.is_short, self.tries = cuda, True, 0
+
+    def __call__(self):
+        if self.cuda.capturing:
+            self.tries += 1
+            if self.is_short:
+                raise torch.OutOfMemoryError(SHORT)
+        return (torch.ones(1),)
+
+
+@pytest.mark.parametrize("end", [None, RuntimeError("previous error")], ids=["well", "broken"])
+def test_what_the_work_handled_itself_is_not_the_cause(cuda, caplog, end):
+    """torch looks for an attribute, say, and raises in the handler: this is what counts."""
+    cuda.end_fails = end
+
+    def work():
+        try:
+            return {}["missing"] if cuda.capturing else (torch.ones(1),)
+        except KeyError:
+            raise RuntimeError(UNSUPPORTED)  # noqa: B904  the context is what is tested
+
+    with caplog.at_level(logging.WARNING):
+        assert isinstance(Graphs(DEVICE, nullcontext).record(work), Launched)
+    assert "cannot be recorded (operation not permitted" in caplog.text
+
+
+@pytest.mark.parametrize("end", [None, RuntimeError("previous error")], ids=["well", "broken"])
+def test_what_the_caller_is_handling_is_not_the_cause(cuda, end):
+    cuda.end_fails = end
+    try:
+        raise KeyError("of the caller")
+    except KeyError:
+        found = Graphs(DEVICE, nullcontext).record(
+            work_that(cuda, raises=RuntimeError(UNSUPPORTED))
+        )
+    assert isinstance(found, Launched)
+
+
+def test_an_end_that_fails_by_itself_is_the_cause(cuda, caplog):
+    cuda.end_fails = RuntimeError("CUDA error: out of memory")
+    with caplog.at_level(logging.WARNING):
+        found = Graphs(DEVICE, nullcontext).record(lambda: (torch.ones(1),))
+    assert isinstance(found, Launched) and found.lacks_memory
+    assert "no memory is left to record a round (CUDA error: out of memory)" in caplog.text
+
+
+def test_what_broke_off_holds_no_memory(cuda):
+    """The error's frames hold the work's tensors, which must not wait for the collector."""
+    held = []
+
+    def work():
+        large = torch.ones(1000)
+        if cuda.capturing:
+            held.append(weakref.ref(large))
+            raise torch.OutOfMemoryError(SHORT)
+        return (large,)
+
+    gc.disable()
+    try:
+        assert isinstance(Graphs(DEVICE, nullcontext).record(work), Launched)
+        assert len(held) == 1 and held[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_want_of_memory_is_told_once(cuda, caplog):
+    recordings = Recordings(Graphs(DEVICE, nullcontext))
+    with caplog.at_level(logging.WARNING):
+        for size in range(MOST_RECORDED):
+            recordings.of(("decode", size, 0), Scarce(cuda))
+    assert caplog.text.count("no memory is left") == 1
+    assert len(recordings.keys) == MOST_RECORDED
+
+
+def test_memory_that_is_back_is_used(cuda):
+    recordings, work, key = Recordings(Graphs(DEVICE, nullcontext)), Scarce(cuda), ("decode", 1, 0)
+    assert isinstance(recordings.of(key, work), Launched)
+    work.is_short = False
+    found = [recordings.of(key, work) for _ in range(FIRST_WAIT)]
+    assert all(isinstance(one, Launched) for one in found[:-1])
+    assert isinstance(found[-1], Graph)
+    assert recordings.of(key, work) is found[-1] and work.tries == 2
+    assert recordings.keys == [key]
+
+
+def test_memory_that_stays_away_is_asked_for_ever_more_seldom(cuda):
+    recordings, works = Recordings(Graphs(DEVICE, nullcontext)), [Scarce(cuda), Scarce(cuda)]
+    for number, work in enumerate(works):
+        recordings.of(("decode", number, 0), work)
+    rounds, doubled = 3 * LONGEST_WAIT, (LONGEST_WAIT // FIRST_WAIT).bit_length() - 1
+    for number in range(rounds):
+        recordings.of(("decode", number % 2, 0), works[number % 2])
+    tries = sum(work.tries for work in works) - 2
+    assert doubled <= tries <= doubled + 3
+    for work in works:
+        work.is_short = False
+    for number in range(LONGEST_WAIT + 2 * FIRST_WAIT):
+        recordings.of(("decode", number % 2, 0), works[number % 2])
+    assert all(isinstance(recordings.of(("decode", n, 0), works[n]), Graph) for n in (0, 1))
+
+
+def test_what_cannot_be_recorded_at_all_is_not_tried_again(cuda):
+    recordings, key = Recordings(Graphs(DEVICE, nullcontext)), ("decode", 1, 0)
+    first = recordings.of(key, work_that(cuda, raises=RuntimeError(UNSUPPORTED)))
+    work = Scarce(cuda)
+    assert all(recordings.of(key, work) is first for _ in range(2 * LONGEST_WAIT))
+    assert work.tries == 0
