@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 
 from twinspark.errors import RequestError
-from twinspark.server.anthropic import read_arguments
+from twinspark.messages import Ready
+from twinspark.server.anthropic import _refusal, read_arguments
 from twinspark.server.anthropic_fields import translate
-from twinspark.server.errors import bad_request
+from twinspark.server.errors import ContextExceeded, bad_request
+from twinspark.server.prompting import AskedLimit, reply_limit
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -144,6 +146,28 @@ def test_the_older_names_are_kept() -> None:
     found = translate({"messages": HELLO, "output_format": form, "reasoning_effort": "low"})
     assert found.path("response_format.json_schema.schema") == "output_format.schema"
     assert found.path("reasoning_effort") == "reasoning_effort"
+
+
+@pytest.mark.parametrize("is_least", [False, True])
+@pytest.mark.parametrize(
+    ("prompt_tokens", "words"),
+    [
+        (101, "prompt is too long: 101 tokens > 100 maximum"),
+        (100, "prompt is too long: 100 tokens > 99 maximum, since it leaves no room for a reply"),
+        (99, "input length and `max_tokens` exceed context limit: 99 + 5 > 100, decrease input "
+             "length or `max_tokens` and try again"),
+    ],
+)  # fmt: skip
+def test_an_overflow_is_told_as_it_is(prompt_tokens: int, words: str, is_least: bool) -> None:
+    ready = Ready(
+        model_name="d", vocab_size=9, max_context_tokens=100, num_slots=1, load_seconds=0.1
+    )
+    with pytest.raises(ContextExceeded) as found:
+        reply_limit(AskedLimit(tokens=5), prompt_tokens, ready, None, is_least=is_least)
+    said = _refusal(translate({"messages": HELLO}), found.value).message
+    ours, _, theirs = said.partition("Please reduce the length of the messages or max_tokens. ")
+    assert theirs == ("At the least: " if is_least else "") + words
+    assert (f"at least {prompt_tokens} in the messages" in ours) is is_least
 
 
 @pytest.mark.parametrize(("text", "read"), [('{"a": 1}', {"a": 1}), ('{"a": 1, "b', {}), ("", {})])
