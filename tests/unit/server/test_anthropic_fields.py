@@ -90,6 +90,71 @@ def test_what_is_no_text_in_them_is_named(block: dict[str, Any], param: str) -> 
     assert found.value.param == f"messages[0].content[0]{param}"
 
 
+PLAIN = {"type": "text", "media_type": "text/plain", "data": "d"}
+TEXT = {"type": "text", "text": "x"}
+EXTRA = TEXT | {"mood": 1}
+USE = {"type": "tool_use", "id": "a", "name": "f", "input": {"any": 1}}
+RESULT = {"type": "tool_result", "tool_use_id": "a"}
+
+
+def turns(*blocks: Any, role: str = "user") -> dict[str, Any]:
+    used = [{"role": "assistant", "content": [USE]}] if blocks[0]["type"] == "tool_result" else []
+    return {"messages": [*HELLO, *used, {"role": role, "content": list(blocks)}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "paths"),
+    [
+        (turns({"type": "document", "source": PLAIN, "context": "c", "citations": {"enabled": True},
+                "mood": 1}), "context citations mood"),
+        (turns({"type": "document", "source": PLAIN | {"mood": 1}}), "source.mood"),
+        (turns({"type": "document", "source": {"type": "content", "content": [EXTRA, EXTRA]}}),
+         "source.content.mood"),
+        (turns(FOUND | {"citations": {"enabled": True}, "content": [EXTRA]}),
+         "citations content.mood"),
+        (turns(EXTRA), "mood"),
+        (turns(TEXT | {"citations": [{"type": "char_location"}]}, role="assistant"), "citations"),
+        (turns({"type": "thinking", "thinking": "t", "signature": "s", "mood": 1},
+               {"type": "redacted_thinking", "data": "d"}, USE | {"mood": 1},
+               role="assistant"), "mood redacted_thinking"),
+        (turns(RESULT | {"content": [FOUND | {"mood": 1}], "is_error": True, "wish": 1}),
+         "wish is_error content.mood"),
+    ],
+)  # fmt: skip
+def test_what_blocks_say_without_effect_is_listed(body: dict[str, Any], paths: str) -> None:
+    assert translate(body).ignored == [f"messages.content.{path}" for path in paths.split()]
+
+
+def test_fields_without_effect_are_listed_wherever_they_stand() -> None:
+    form = {"type": "json_schema", "schema": {}, "name": "n"}
+    body = {
+        "wish": 1,
+        "system": [TEXT | {"citations": [1]}],
+        "messages": [HELLO[0] | {"mood": 1, "id": None}],
+        "tools": [{"name": "f", "input_schema": {"any": 1}, "examples": []}],
+        "tool_choice": {"type": "auto", "mood": 1},
+        "thinking": {"type": "adaptive", "display": "omitted"},
+        "output_config": {"effort": "low", "format": form, "mood": 1},
+    }
+    assert translate(body).ignored == [
+        "wish", "system.citations", "messages.mood", "tools.examples", "output_config.mood",
+        "thinking.display", "tool_choice.mood", "output_config.format.name",
+    ]  # fmt: skip
+
+
+def test_what_asks_for_nothing_is_not_listed() -> None:
+    marked = {"cache_control": {"type": "ephemeral"}}
+    neutral = marked | {"citations": {"enabled": False}, "mood": None}
+    body = turns(
+        {"type": "document", "source": PLAIN, "title": "T"} | neutral, FOUND | neutral,
+        TEXT | marked | {"citations": []}, RESULT | marked | {"is_error": False},
+    )  # fmt: skip
+    body["messages"].insert(
+        1, {"role": "assistant", "content": [USE | marked | {"caller": {"type": "direct"}}]}
+    )
+    assert translate(body).ignored == []
+
+
 def test_fields_that_ask_for_nothing_pass() -> None:
     neutral = {"n": 1, "logprobs": False, "top_logprobs": 0, "stop": None, "user": "me",
                "response_format": {"type": "text"}, "use_beam_search": False}  # fmt: skip
