@@ -100,7 +100,10 @@ def _read_user(found: Translated, blocks: list[Any], where: str, role: str) -> N
         call_id = read_text(block.get("tool_use_id"), f"{at}.tool_use_id")
         result = block.get("content")
         if isinstance(result, list):
-            result = [_user_part(part, f"{at}.content[{m}]") for m, part in enumerate(result)]
+            result = [
+                _user_part(part, f"{at}.content[{m}]", "text, document and search_result")
+                for m, part in enumerate(result)
+            ]
         inside = {"tool_call_id": f"{at}.tool_use_id"}
         found.add(at, inside, role="tool", tool_call_id=call_id, content=result or "")
         read_flag(block, "is_error", f"{at}.is_error")
@@ -157,11 +160,14 @@ def _assistant_blocks(blocks: list[Any], where: str, places: dict[str, str]) -> 
     return message
 
 
-def _user_part(block: Any, at: str) -> dict[str, Any]:
+def _user_part(
+    block: Any, at: str, served: str = "text, document, search_result and tool_result"
+) -> dict[str, Any]:
+    """A block as a part of chat; an image too, which chat then refuses by its place."""
     kind = read_object(block, at).get("type")
     read = _USER_PARTS.get(kind) if isinstance(kind, str) else None
     if read is None:
-        raise _unknown_block(kind, at, "text, image, document, search_result and tool_result")
+        raise _unknown_block(kind, at, served)
     return read(block, at)
 
 

@@ -243,8 +243,7 @@ def _part(part: Any, at: str) -> dict[str, Any]:
         url = read_text(part.get("image_url"), f"{at}.image_url")
         return {"type": "image_url", "image_url": {"url": url}}
     raise refuse(
-        f"{at}.type is {shown(kind)}; served here are input_text, output_text, refusal and "
-        "input_image",
+        f"{at}.type is {shown(kind)}; served here are input_text, output_text and refusal",
         f"{at}.type",
     )
 
