@@ -31,7 +31,9 @@ _OBJECTS: dict[str, frozenset[str]] = {
     "tool_choice": frozenset({"disable_parallel_tool_use", "name", "type"}),
 }
 _MESSAGE = frozenset({"content", "role"})
-_SOURCE = frozenset({"content", "data", "media_type", "type", "url"})
+_SOURCES = {  # of documents
+    "content": frozenset({"content", "type"}), "text": frozenset({"data", "media_type", "type"}),
+}  # fmt: skip
 _TOOL = frozenset({"cache_control", "description", "input_schema", "name", "strict", "type"})
 
 
@@ -69,14 +71,18 @@ def _in_block(block: Mapping[str, Any], prefix: str) -> Iterator[str]:
         name = path.removeprefix(prefix)
         if block[name] not in _NEUTRAL.get(name, ()):
             yield path
-    if block.get("is_error"):
+    if kind == "tool_result" and block.get("is_error"):
         yield f"{prefix}is_error"
-    source = block.get("source") if kind == "document" else None
-    yield from unknown_fields(source, f"{prefix}source.", _SOURCE)
-    holders = ((block, "content."), (source, "source.content."))
-    for holder, inside in holders:
-        for inner in _listed(holder.get("content")) if isinstance(holder, Mapping) else ():
-            yield from _in_block(inner, prefix + inside)
+    inner, inside = None, f"{prefix}content."
+    if kind in ("search_result", "tool_result"):
+        inner = block.get("content")
+    elif kind == "document":
+        source = block["source"]
+        yield from unknown_fields(source, f"{prefix}source.", _SOURCES[source["type"]])
+        inner = source.get("content") if source["type"] == "content" else None
+        inside = f"{prefix}source.content."
+    for part in _listed(inner):
+        yield from _in_block(part, inside)
 
 
 def _listed(value: Any) -> list[Any]:
