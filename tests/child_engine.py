@@ -2,7 +2,8 @@
 
 Run as `python child_engine.py FD TOKENIZER [MODE]`. Modes: "well", "slow" (10 ms a round), "dies"
 (exit 3 after the second round), "never-ready" (exit 1 while loading), "unusable" (exit 2 while
-loading), "queue" (news of the queue and scores of the prompt before each reply).
+loading), "unusable-late" and "ranks-late" (exit 2 and 70 a good while after the link was closed),
+"queue" (news of the queue and scores of the prompt before each reply).
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import os
 import socket
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -41,16 +43,29 @@ def news(name: str) -> list[ReplyEvent]:
     ]
 
 
-NEVER_READY = {"never-ready": ("the pack is haunted", 1), "unusable": ("the device is haunted", 2)}
+NEVER_READY = {
+    "never-ready": ("the pack is haunted", 1, 0.0),
+    "unusable": ("the device is haunted", 2, 0.0),
+    "unusable-late": ("the device is haunted", 2, 2.5),
+    "ranks-late": ("rank 1 is haunted", 70, 2.5),
+}
+
+
+async def fail(writer: asyncio.StreamWriter, mode: str) -> NoReturn:
+    said, code, late_s = NEVER_READY[mode]
+    print(said, file=sys.stderr, flush=True)
+    if late_s:
+        writer.close()
+        await writer.wait_closed()
+        await asyncio.sleep(late_s)
+    sys.exit(code)
 
 
 async def main(fd: int, tokenizer: str, mode: str) -> None:
     reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=fd))
     writer.write(pack_message(Loading(phase="weights", fraction=0.5)))
     if mode in NEVER_READY:
-        said, code = NEVER_READY[mode]
-        print(said, file=sys.stderr, flush=True)
-        sys.exit(code)
+        await fail(writer, mode)
     engine = FakeEngine(Tokenizer.from_file(tokenizer))
     engine.round_s = 0.01 if mode == "slow" else 0.0
     if mode == "slow":

@@ -4,6 +4,7 @@ R42, R44, R45.
 """
 
 import base64
+import json
 import socket
 import struct
 import time
@@ -131,3 +132,18 @@ def test_r45_no_address_is_fetched(api: Api, scheme: str) -> None:
                 assert reply.status_code == 400 and reply.json()["error"]["param"] == place
         with pytest.raises(TimeoutError):
             listener.accept()
+
+
+def test_images_are_not_said_to_be_served(api: Api) -> None:
+    """What is told where the type of a part is unknown."""
+    for path, body, place in bodies("odd"):
+        text = json.dumps(body)
+        for kind in ("image_url", "input_image", "image"):
+            text = text.replace(f'"type": "{kind}"', '"type": "odd"')
+        reply = api.post(path, json.loads(text))
+        error = reply.json()["error"]
+        assert reply.status_code == 400 and error["param"] == place
+        assert "'odd'" in error["message"] and "text" in error["message"]
+        assert "image" not in error["message"]
+        is_inside = path == MESSAGES and place.startswith("messages[2]")
+        assert not (is_inside and "tool_result" in error["message"]), "a result holds no others"

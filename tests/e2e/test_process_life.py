@@ -108,7 +108,8 @@ def test_a_running_reply_that_ends_in_time_is_whole(start: Any) -> None:
     assert server.wait() == 0
 
 
-def test_a_second_signal_ends_at_once(start: Any) -> None:
+@pytest.mark.parametrize(("second", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 1)])
+def test_a_second_signal_ends_at_once(start: Any, second: int, code: int) -> None:
     server = start("slow", grace_s=60)
     url = server.wait_ready()
     engine_pid = server.engine_pid
@@ -117,8 +118,8 @@ def test_a_second_signal_ends_at_once(start: Any) -> None:
         next(lines)
         server.process.send_signal(signal.SIGINT)
         wait_until(lambda: "stopping; 1 open replies" in server.said)
-        server.process.send_signal(signal.SIGINT)
-        assert server.wait(2) == 1
+        server.process.send_signal(second)
+        assert server.wait(2) == code
     wait_until(lambda: not is_alive(engine_pid), 2)
 
 
@@ -169,6 +170,17 @@ def test_what_the_engine_cannot_use_is_unusable_for_the_server(start: Any) -> No
     assert server.wait() == 2
     assert "the model was not loaded" in server.said and "the device is haunted" in server.said
     assert "Traceback" not in server.said
+
+
+@pytest.mark.parametrize(
+    ("mode", "code", "said"), [("unusable-late", 2, "the device"), ("ranks-late", 70, "rank 1")]
+)
+def test_the_code_of_an_engine_that_is_slow_to_leave_counts(
+    start: Any, mode: str, code: int, said: str
+) -> None:
+    server = start(mode)
+    assert server.wait(20) == code, server.said
+    assert f"ended with exit code {code}; its last line was: {said} is haunted" in server.said
 
 
 def test_a_client_that_leaves_is_cancelled_in_the_engine(start: Any) -> None:

@@ -1,8 +1,8 @@
 """The life of a server process: loading, serving, draining after a stop signal, the end.
 
 First signal: new work is refused, running replies get the grace time, then an error; the engine is
-ended and the process returns normally. Second signal: everything ends at once. When the ranks of
-the engine end together, so does the server.
+ended and the process returns normally. Second signal: everything ends at once, with the exit code
+of Ctrl-C if it was one. When the ranks of the engine end together, so does the server.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ import uvloop
 from starlette.applications import Starlette
 
 from twinspark.cli.console import LoadingLine, describe_ready, say
-from twinspark.cli.exits import EXIT_UNUSABLE
+from twinspark.cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNUSABLE
 from twinspark.collection import spare_what_is_loaded
 from twinspark.distributed.leaving import EXIT_RANKS
 from twinspark.errors import ConfigError, EngineDied, RankFailed
@@ -30,7 +30,6 @@ from twinspark.server.state import ServerState
 KEEP_ALIVE_S = 75
 POLL_S = 0.05
 LAST_WORDS_S = 2
-EXIT_FORCED = 1
 SILENCE_S = 2.5
 """Silence of an engine of several ranks, which beats twice a second, that counts as its death."""
 OVERSLEPT_S = 1.0
@@ -86,7 +85,7 @@ class ServerLife:
     async def _main(self, link: EngineLink, on_ready: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
         for stop_signal in STOP_SIGNALS:
-            loop.add_signal_handler(stop_signal, self._on_signal)
+            loop.add_signal_handler(stop_signal, self._on_signal, stop_signal)
         loop.add_signal_handler(signal.SIGHUP, self._state.keys.reload)
         await link.attach()
         http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
@@ -121,12 +120,12 @@ class ServerLife:
             if time.monotonic() - slept_from_s > OVERSLEPT_S:
                 link.forgive_silence()
 
-    def _on_signal(self) -> None:
+    def _on_signal(self, which: signal.Signals) -> None:
         if self._stop.is_set():
             say("second signal: ending at once")
             self._process.kill()
             sys.stderr.flush()
-            os._exit(EXIT_FORCED)
+            os._exit(EXIT_INTERRUPTED if which == signal.SIGINT else EXIT_FAILED)
         self._stop.set()
 
     async def _wait_until_ready(self, link: EngineLink) -> bool:

@@ -115,11 +115,20 @@ def _refusal(found: Translated, error: ApiError | RequestError) -> ApiError:
 
 
 def _too_long(error: ContextExceeded) -> str:
-    """What Anthropic's service says; its agents look for it, and shorten what they ask for."""
-    if error.prompt_tokens >= error.context:
-        return f"prompt is too long: {error.prompt_tokens} tokens > {error.context} maximum"
+    """What Anthropic's service says; its agents look for it, and shorten what they ask for.
+
+    What is ours stands around their words, which agents take the numbers from.
+    """
+    least = "At the least: " if error.is_least else ""
+    if error.prompt_tokens > error.context:
+        return f"{least}prompt is too long: {error.prompt_tokens} tokens > {error.context} maximum"
+    if error.prompt_tokens == error.context:
+        return (
+            f"{least}prompt is too long: {error.prompt_tokens} tokens > {error.context - 1} "
+            "maximum, since it leaves no room for a reply"
+        )
     return (
-        f"input length and `max_tokens` exceed context limit: {error.prompt_tokens} + "
+        f"{least}input length and `max_tokens` exceed context limit: {error.prompt_tokens} + "
         f"{error.reply_tokens} > {error.context}, decrease input length or `max_tokens` and try "
         "again"
     )

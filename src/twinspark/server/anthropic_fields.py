@@ -1,13 +1,15 @@
 """Bodies of the Messages API as chat bodies.
 
 Content blocks become text parts, reasoning, tool calls and tool results of the chat; what a block
-holds beyond them is refused by its path or listed as ignored. Read next: `anthropic.py`.
+holds beyond them is refused by its path or listed as ignored. Read next: `anthropic.py`,
+`anthropic_ignored.py`.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from twinspark.errors import RequestError
+from twinspark.server.anthropic_ignored import ignored_inside
 from twinspark.server.translation import OWN_FIELDS, Translated, refuse
 from twinspark.text.content import JOINT
 from twinspark.text.fields import read_flag, read_object, read_text, shown
@@ -27,7 +29,6 @@ CHAT_NAMES = {
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
 }  # fmt: skip
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
-_TOOL_FIELDS = frozenset({"cache_control", "description", "input_schema", "name", "strict", "type"})
 
 
 def translate(original: Mapping[str, Any]) -> Translated:
@@ -49,6 +50,7 @@ def translate(original: Mapping[str, Any]) -> Translated:
     found.ignored += [
         name for name, v in original.items() if v is not None and name not in KNOWN | HARMLESS
     ]
+    found.ignored += ignored_inside(original)
     return found
 
 
@@ -98,11 +100,13 @@ def _read_user(found: Translated, blocks: list[Any], where: str, role: str) -> N
         call_id = read_text(block.get("tool_use_id"), f"{at}.tool_use_id")
         result = block.get("content")
         if isinstance(result, list):
-            result = [_user_part(part, f"{at}.content[{m}]") for m, part in enumerate(result)]
+            result = [
+                _user_part(part, f"{at}.content[{m}]", "text, document and search_result")
+                for m, part in enumerate(result)
+            ]
         inside = {"tool_call_id": f"{at}.tool_use_id"}
         found.add(at, inside, role="tool", tool_call_id=call_id, content=result or "")
-        if read_flag(block, "is_error", f"{at}.is_error"):
-            found.ignored.append("messages.content.is_error")
+        read_flag(block, "is_error", f"{at}.is_error")
     if parts or not blocks:
         found.add(where, places, role=role, content=parts)
 
@@ -113,15 +117,13 @@ def _read_assistant(found: Translated, content: Any, where: str, *, is_last: boo
     if isinstance(content, str):
         message["content"] = content
     else:
-        message |= _assistant_blocks(found, _blocks(content, f"{where}.content"), where, places)
+        message |= _assistant_blocks(_blocks(content, f"{where}.content"), where, places)
     if is_last and not message.get("tool_calls"):
         message["prefix"] = True  # the reply goes on from it
     found.add(where, places, **message)
 
 
-def _assistant_blocks(
-    found: Translated, blocks: list[Any], where: str, places: dict[str, str]
-) -> dict[str, Any]:
+def _assistant_blocks(blocks: list[Any], where: str, places: dict[str, str]) -> dict[str, Any]:
     """The fields of a message; `places` is told where the parts of it come from."""
     parts: list[dict[str, Any]] = []
     thoughts: list[str] = []
@@ -135,7 +137,7 @@ def _assistant_blocks(
         elif kind == "thinking":
             thoughts.append(read_text(block.get("thinking"), f"{at}.thinking"))
         elif kind == "redacted_thinking":
-            found.ignored.append("messages.content.redacted_thinking")
+            continue  # what only Anthropic can read
         elif kind == "tool_use":
             name = read_text(block.get("name"), f"{at}.name")
             arguments = read_object(block.get("input"), f"{at}.input")
@@ -158,11 +160,14 @@ def _assistant_blocks(
     return message
 
 
-def _user_part(block: Any, at: str) -> dict[str, Any]:
+def _user_part(
+    block: Any, at: str, served: str = "text, document, search_result and tool_result"
+) -> dict[str, Any]:
+    """A block as a part of chat; an image too, which chat then refuses by its place."""
     kind = read_object(block, at).get("type")
     read = _USER_PARTS.get(kind) if isinstance(kind, str) else None
     if read is None:
-        raise _unknown_block(kind, at, "text, image, document, search_result and tool_result")
+        raise _unknown_block(kind, at, served)
     return read(block, at)
 
 
@@ -232,7 +237,7 @@ def _read_tools(found: Translated, original: Mapping[str, Any]) -> None:
             raise RequestError("tools must be a list", param="tools")
         found.tool_places = [f"tools[{n}]" for n in range(len(raw))]
         found.body["tools"] = [
-            _tool(found, tool, at) for tool, at in zip(raw, found.tool_places, strict=True)
+            _tool(tool, at) for tool, at in zip(raw, found.tool_places, strict=True)
         ]
     raw = original.get("tool_choice")
     if raw is None:
@@ -254,7 +259,7 @@ def _read_tools(found: Translated, original: Mapping[str, Any]) -> None:
         found.body["parallel_tool_calls"] = False
 
 
-def _tool(found: Translated, raw: Any, at: str) -> dict[str, Any]:
+def _tool(raw: Any, at: str) -> dict[str, Any]:
     kind = read_object(raw, at).get("type")
     if kind not in (None, "custom"):
         raise refuse(
@@ -262,7 +267,6 @@ def _tool(found: Translated, raw: Any, at: str) -> dict[str, Any]:
             "served here",
             f"{at}.type",
         )
-    found.ignored += [f"tools.{name}" for name in raw if name not in _TOOL_FIELDS]
     function = {name: raw[name] for name in ("name", "description", "strict") if name in raw}
     function["parameters"] = raw.get("input_schema")
     return {"type": "function", "function": function}

@@ -82,15 +82,18 @@ class ContextExceeded(ApiError):
         context: tokens that it holds.
         prompt_tokens: of the prompt, or the least that it surely has.
         reply_tokens: that the reply may take.
+        is_least: the prompt was not counted to its end.
     """
 
     def __init__(
-        self, message: str, *, param: str, context: int, prompt_tokens: int, reply_tokens: int
-    ) -> None:
+        self, message: str, *, param: str, context: int, prompt_tokens: int, reply_tokens: int,
+        is_least: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(400, message, param=param, code="context_length_exceeded")
         self.context = context
         self.prompt_tokens = prompt_tokens
         self.reply_tokens = reply_tokens
+        self.is_least = is_least
 
 
 def answer(error: ApiError, scope: Scope) -> Response:

@@ -45,6 +45,10 @@ from twinspark.server.errors import ENGINE_DEAD
 CLOSED = "the server has ended it"
 READ_BYTES = 1 << 18
 EXIT_WAIT_S = 5.0
+LOADING_EXIT_WAIT_S = 10.0
+"""For an engine that ends while it loads: its exit code says what the server's own must be."""
+RUNNING_EXIT_WAIT_S = 1.0
+"""For one that ends later: open replies wait to be told."""
 NUM_LAST_LINES = 20
 _INFO_LINE = re.compile(r"\d\d:\d\d:\d\d (DEBUG|INFO) ")  # as `cli/logs.py` writes them
 
@@ -264,8 +268,12 @@ class EngineLink:
                     self._take(message)
         except (OSError, FormatError) as error:
             cause = f"the connection to the engine broke: {error}"
-        await asyncio.to_thread(self._process.wait, 1.0)
-        self._fail_all(self._given_up or cause or self._process.describe_end())
+        # The link closes first; leaving torch can take seconds more on a busy machine.
+        is_loading = self._ready is None and self._given_up is None
+        wait_s = LOADING_EXIT_WAIT_S if is_loading else RUNNING_EXIT_WAIT_S
+        await asyncio.to_thread(self._process.wait, wait_s)
+        how = await asyncio.to_thread(self._process.describe_end)
+        self._fail_all(self._given_up or cause or how)
 
     def _take(self, message: Message) -> None:
         match message:

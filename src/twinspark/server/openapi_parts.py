@@ -143,12 +143,13 @@ TEXT_FIELDS: dict[str, Any] = {
     "structured_outputs": _or_null({"type": "object"}),
 }
 
+_OTHER_BLOCKS = [
+    "document", "redacted_thinking", "search_result", "thinking", "tool_result", "tool_use",
+]  # fmt: skip
 _BLOCK = {
     "anyOf": [
         _TEXT_PART,
-        _object(
-            ["type"], type={"enum": ["document", "image", "thinking", "tool_result", "tool_use"]}
-        ),
+        _object(["type"], type={"enum": _OTHER_BLOCKS}),
     ]
 }
 _BLOCKS = {"anyOf": [_TEXT, {"type": "array", "items": _BLOCK}]}

@@ -148,5 +148,6 @@ def reply_limit(
             context=context,
             prompt_tokens=prompt_tokens,
             reply_tokens=wanted,
+            is_least=is_least,
         )
     return asked.tokens or min(default_limit or room, room)

@@ -1,15 +1,12 @@
 """One JSON line a request: how it waited, ran and ended. Never a word of prompt or reply.
 
 Lines go to the log, or to a file that is rotated. A line that cannot be written is lost and the
-request is not. Read next: `watch.py` (who fills it).
+request is not. Read next: `watch.py` (who fills it), `lines_file.py`.
 """
 
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from logging.handlers import RotatingFileHandler
-from pathlib import Path
 from typing import Any, Literal
 
 import orjson
@@ -19,6 +16,7 @@ from twinspark.errors import ConfigError
 from twinspark.messages import EngineStatus, Failed, Finished, GenerateRequest
 from twinspark.server.access import key_of
 from twinspark.server.keys import Key
+from twinspark.server.lines_file import LinesFile
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
 NUM_OLD_FILES = 3
@@ -80,7 +78,7 @@ class RequestLog:
     def write(self, entry: dict[str, Any]) -> None:
         """Add a line; what goes wrong is a warning."""
         if self._file is not None:
-            self._file.handle(logging.makeLogRecord({"msg": orjson.dumps(entry).decode()}))
+            self._file.write(orjson.dumps(entry))
         elif logger.isEnabledFor(logging.INFO):
             # As `logger.info`, but for the search of who calls, which no line of ours shows.
             text = orjson.dumps(entry).decode()
@@ -92,43 +90,10 @@ class RequestLog:
             self._file.close()
 
 
-class _LinesFile(RotatingFileHandler):
-    """Rotated lines; the first failure of a row is a warning.
-
-    A file that another program moved away or removed is begun anew under its name.
-    """
-
-    _is_failing = False
-
-    def shouldRollover(self, record: logging.LogRecord) -> bool:  # the name is logging's
-        stream = self.stream
-        if stream is not None and not self._is_in_place(stream.fileno()):
-            self.stream = self._open()
-            stream.close()
-        return bool(super().shouldRollover(record))
-
-    def _is_in_place(self, descriptor: int) -> bool:
-        try:
-            found = os.stat(self.baseFilename)
-        except FileNotFoundError:
-            return False
-        return os.path.samestat(found, os.fstat(descriptor))
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._has_failed = False
-        super().emit(record)
-        self._is_failing = self._has_failed
-
-    def handleError(self, record: logging.LogRecord) -> None:  # the name is logging's
-        self._has_failed = True
-        if not self._is_failing:
-            logger.warning("the request log %s cannot be written", self.baseFilename, exc_info=True)
-
-
-def _open(path: str) -> RotatingFileHandler:
+def _open(path: str) -> LinesFile:
     try:
-        return _LinesFile(
-            Path(path), maxBytes=MAX_FILE_BYTES, backupCount=NUM_OLD_FILES, encoding="utf-8"
+        return LinesFile(
+            path, what="the request log", max_bytes=MAX_FILE_BYTES, num_old=NUM_OLD_FILES
         )
     except OSError as error:
         raise ConfigError(

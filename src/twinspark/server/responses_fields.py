@@ -1,7 +1,8 @@
 """Bodies of the Responses API as chat bodies.
 
 Items of the input become messages; reasoning, text and calls of one turn of the model are joined
-into one message. Read next: `responses.py`, `responses_store.py` (where earlier turns come from).
+into one message. Read next: `responses.py`, `responses_store.py` (where earlier turns come from),
+`responses_ignored.py`.
 """
 
 import base64
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from twinspark.errors import RequestError
+from twinspark.server.responses_ignored import ignored_inside
 from twinspark.server.translation import OWN_FIELDS, Translated, refuse, refuse_fields
 from twinspark.text.fields import read_flag, read_object, read_text, shown
 
@@ -105,6 +107,7 @@ def translate(original: Mapping[str, Any], earlier: Earlier) -> Translated:
     _read_reasoning(found, original)
     _read_text(found, original)
     found.ignored += [n for n, v in original.items() if v is not None and n not in KNOWN]
+    found.ignored += ignored_inside(original)
     return found
 
 
@@ -243,8 +246,7 @@ def _part(part: Any, at: str) -> dict[str, Any]:
         url = read_text(part.get("image_url"), f"{at}.image_url")
         return {"type": "image_url", "image_url": {"url": url}}
     raise refuse(
-        f"{at}.type is {shown(kind)}; served here are input_text, output_text, refusal and "
-        "input_image",
+        f"{at}.type is {shown(kind)}; served here are input_text, output_text and refusal",
         f"{at}.type",
     )
 

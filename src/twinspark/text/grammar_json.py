@@ -8,6 +8,7 @@ client's schema is bounded. Read next: `grammar.py`, `grammar_calls.py`.
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from twinspark.errors import RequestError
@@ -23,11 +24,17 @@ _DATA_KEYS = frozenset({"enum", "const", "default", "examples"})  # hold values,
 _NAMED_KEYS = frozenset({  # hold schemas by names that mean nothing
     "properties", "patternProperties", "dependentSchemas", "$defs", "definitions",
 })  # fmt: skip
-# Keywords with values that admit everything; the library refuses the keywords as such.
-_IDLE: dict[str, tuple[Any, ...]] = {
-    "uniqueItems": (False,), "propertyNames": (True, {}, {"type": "string"}),
-    "dependentRequired": ({},), "dependentSchemas": ({},),
-}  # fmt: skip
+# Keywords that the library refuses as such, whatever they say, and what they may say.
+_UNFOLLOWED: dict[str, tuple[tuple[type, ...], str]] = {
+    "uniqueItems": ((bool,), "true or false"),
+    "propertyNames": ((Mapping, bool), "a JSON Schema"),
+    "dependentRequired": ((Mapping,), "an object"),
+    "dependentSchemas": ((Mapping,), "an object"),
+}
+_NOTES = frozenset({  # hold no value to anything
+    "$comment", "default", "deprecated", "description", "examples", "readOnly", "title",
+    "writeOnly",
+})  # fmt: skip
 # Formats that JSON Schema defines; by its rules any other one is a note.
 _FORMATS = frozenset({
     "date", "date-time", "duration", "email", "hostname", "idn-email", "idn-hostname", "ipv4",
@@ -60,7 +67,9 @@ def json_rule(schema: Any, where: str, *, lenient: bool = False) -> str:
     options: dict[str, Any] = {"whitespace_flexible": True, "whitespace_pattern": _BLANKS}
     if lenient:
         options.update(lenient=True, coerce_one_of=True)
-    fields = {} if schema is True else _rebuilt(schema, _without_idle)
+    fields = (
+        {} if schema is True else _rebuilt(schema, partial(_without_idle, schema, where, lenient))
+    )
     return f"%json {json_text({**fields, 'x-guidance': options}, where)}"
 
 
@@ -205,15 +214,55 @@ def _moved(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def _without_idle(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema without keywords that admit everything."""
-    for name, values in _IDLE.items():
-        if name in schema and any(schema[name] == value for value in values):
+def _without_idle(
+    root: Mapping[str, Any], where: str, lenient: bool, schema: dict[str, Any]
+) -> dict[str, Any]:
+    """A part of `root` without keywords that admit everything; references to them are followed.
+
+    Raises:
+        RequestError: such a keyword has a value of a wrong type, and this is not lenient.
+    """
+    for name, (types, expected) in _UNFOLLOWED.items():
+        if name not in schema:
+            continue
+        if _admits_all(name, schema[name]):
             del schema[name]
+        elif not lenient and not isinstance(schema[name], types):
+            raise RequestError(
+                f"{where} has {name} {shown(schema[name])}, expected {expected}", param=where
+            )
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and re.fullmatch(r"#(/.*)?/propertyNames", reference, re.DOTALL):
+        schema = _followed(schema, resolve(reference, root))
     form = schema.get("format")
     if isinstance(form, str) and form not in _FORMATS:
         del schema["format"]
     return schema
+
+
+def _admits_all(name: str, value: Any) -> bool:
+    """Whether a keyword that the library refuses asks for nothing."""
+    if name == "uniqueItems":
+        return value is False
+    if not isinstance(value, Mapping):
+        return name == "propertyNames" and value is True
+    if name != "propertyNames":
+        return not value
+    return value.keys() - _NOTES <= {"type"} and value.get("type", "string") in (
+        "string", ["string"]
+    )  # fmt: skip
+
+
+def _followed(schema: dict[str, Any], target: Any) -> dict[str, Any]:
+    """A schema that holds what its reference to `target` means, if that is gone from the whole."""
+    if not _admits_all("propertyNames", target):
+        return schema
+    rest = {key: value for key, value in schema.items() if key != "$ref"}
+    if target is True or "type" not in target:
+        return rest
+    meant = {"type": target["type"]}
+    others = rest.get("allOf", [])
+    return {**rest, "allOf": [*others, meant]} if isinstance(others, list) else schema
 
 
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:

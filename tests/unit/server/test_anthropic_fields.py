@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 
 from twinspark.errors import RequestError
-from twinspark.server.anthropic import read_arguments
+from twinspark.messages import Ready
+from twinspark.server.anthropic import _refusal, read_arguments
 from twinspark.server.anthropic_fields import translate
-from twinspark.server.errors import bad_request
+from twinspark.server.errors import ContextExceeded, bad_request
+from twinspark.server.prompting import AskedLimit, reply_limit
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -88,6 +90,77 @@ def test_what_is_no_text_in_them_is_named(block: dict[str, Any], param: str) -> 
     assert found.value.param == f"messages[0].content[0]{param}"
 
 
+PLAIN = {"type": "text", "media_type": "text/plain", "data": "d"}
+TEXT = {"type": "text", "text": "x"}
+EXTRA = TEXT | {"mood": 1}
+USE = {"type": "tool_use", "id": "a", "name": "f", "input": {"any": 1}}
+RESULT = {"type": "tool_result", "tool_use_id": "a"}
+
+
+def turns(*blocks: Any, role: str = "user") -> dict[str, Any]:
+    used = [{"role": "assistant", "content": [USE]}] if blocks[0]["type"] == "tool_result" else []
+    return {"messages": [*HELLO, *used, {"role": role, "content": list(blocks)}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "paths"),
+    [
+        (turns({"type": "document", "source": PLAIN, "context": "c", "citations": {"enabled": True},
+                "mood": 1}), "context citations mood"),
+        (turns({"type": "document", "source": PLAIN | {"mood": 1}}), "source.mood"),
+        (turns({"type": "document", "source": {"type": "content", "content": [EXTRA, EXTRA]}}),
+         "source.content.mood"),
+        (turns(FOUND | {"citations": {"enabled": True}, "content": [EXTRA]}),
+         "citations content.mood"),
+        (turns(EXTRA), "mood"),
+        (turns(TEXT | {"content": [5], "source": 5}), "content source"),
+        (turns({"type": "document", "source": PLAIN | {"content": [5], "url": "u"}}),
+         "source.content source.url"),
+        (turns({"type": "document", "source": PLAIN, "content": [5]}), "content"),
+        (turns(USE | {"content": [5]}, role="assistant"), "content"),
+        (turns(RESULT | {"source": {"content": [5]}, "is_error": True}), "source is_error"),
+        (turns(TEXT | {"citations": [{"type": "char_location"}]}, role="assistant"), "citations"),
+        (turns({"type": "thinking", "thinking": "t", "signature": "s", "mood": 1},
+               {"type": "redacted_thinking", "data": "d"}, USE | {"mood": 1},
+               role="assistant"), "mood redacted_thinking"),
+        (turns(RESULT | {"content": [FOUND | {"mood": 1}], "is_error": True, "wish": 1}),
+         "wish is_error content.mood"),
+    ],
+)  # fmt: skip
+def test_what_blocks_say_without_effect_is_listed(body: dict[str, Any], paths: str) -> None:
+    assert translate(body).ignored == [f"messages.content.{path}" for path in paths.split()]
+
+
+def test_fields_without_effect_are_listed_wherever_they_stand() -> None:
+    form = {"type": "json_schema", "schema": {}, "name": "n"}
+    body = {
+        "wish": 1,
+        "system": [TEXT | {"citations": [1]}],
+        "messages": [HELLO[0] | {"mood": 1, "id": None}],
+        "tools": [{"name": "f", "input_schema": {"any": 1}, "examples": []}],
+        "tool_choice": {"type": "auto", "mood": 1},
+        "thinking": {"type": "adaptive", "display": "omitted"},
+        "output_config": {"effort": "low", "format": form, "mood": 1},
+    }
+    assert translate(body).ignored == [
+        "wish", "system.citations", "messages.mood", "tools.examples", "output_config.mood",
+        "thinking.display", "tool_choice.mood", "output_config.format.name",
+    ]  # fmt: skip
+
+
+def test_what_asks_for_nothing_is_not_listed() -> None:
+    marked = {"cache_control": {"type": "ephemeral"}}
+    neutral = marked | {"citations": {"enabled": False}, "mood": None}
+    body = turns(
+        {"type": "document", "source": PLAIN, "title": "T"} | neutral, FOUND | neutral,
+        TEXT | marked | {"citations": []}, RESULT | marked | {"is_error": False},
+    )  # fmt: skip
+    body["messages"].insert(
+        1, {"role": "assistant", "content": [USE | marked | {"caller": {"type": "direct"}}]}
+    )
+    assert translate(body).ignored == []
+
+
 def test_fields_that_ask_for_nothing_pass() -> None:
     neutral = {"n": 1, "logprobs": False, "top_logprobs": 0, "stop": None, "user": "me",
                "response_format": {"type": "text"}, "use_beam_search": False}  # fmt: skip
@@ -144,6 +217,28 @@ def test_the_older_names_are_kept() -> None:
     found = translate({"messages": HELLO, "output_format": form, "reasoning_effort": "low"})
     assert found.path("response_format.json_schema.schema") == "output_format.schema"
     assert found.path("reasoning_effort") == "reasoning_effort"
+
+
+@pytest.mark.parametrize("is_least", [False, True])
+@pytest.mark.parametrize(
+    ("prompt_tokens", "words"),
+    [
+        (101, "prompt is too long: 101 tokens > 100 maximum"),
+        (100, "prompt is too long: 100 tokens > 99 maximum, since it leaves no room for a reply"),
+        (99, "input length and `max_tokens` exceed context limit: 99 + 5 > 100, decrease input "
+             "length or `max_tokens` and try again"),
+    ],
+)  # fmt: skip
+def test_an_overflow_is_told_as_it_is(prompt_tokens: int, words: str, is_least: bool) -> None:
+    ready = Ready(
+        model_name="d", vocab_size=9, max_context_tokens=100, num_slots=1, load_seconds=0.1
+    )
+    with pytest.raises(ContextExceeded) as found:
+        reply_limit(AskedLimit(tokens=5), prompt_tokens, ready, None, is_least=is_least)
+    said = _refusal(translate({"messages": HELLO}), found.value).message
+    ours, _, theirs = said.partition("Please reduce the length of the messages or max_tokens. ")
+    assert theirs == ("At the least: " if is_least else "") + words
+    assert (f"at least {prompt_tokens} in the messages" in ours) is is_least
 
 
 @pytest.mark.parametrize(("text", "read"), [('{"a": 1}', {"a": 1}), ('{"a": 1, "b', {}), ("", {})])

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import subprocess
+import sys
 
 import httpx
 import pytest
@@ -12,6 +14,7 @@ from twinspark.config.server import ServerConfig
 from twinspark.errors import ConfigError
 from twinspark.messages import Admitted, EngineStatus, Failed
 from twinspark.server import request_log
+from twinspark.server.lines_file import LinesFile
 from twinspark.server.request_log import RequestLog
 
 SECRET = "a very private question"
@@ -110,11 +113,13 @@ def test_lines_go_on_when_the_name_can_be_written_again(tmp_path, caplog) -> Non
     path.mkdir()
     log.write({"number": 1})
     log.write({"number": 2})
-    assert caplog.text.count("cannot be written") == caplog.text.count("IsADirectoryError") == 1
+    assert caplog.text.count("cannot be written: Is a directory") == 1
     path.rmdir()
     log.write({"number": 3})
     log.close()
     assert path.read_text() == '{"number":3}\n'
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2 and said[1].endswith("is written again; 2 lines were lost")
 
 
 def test_a_log_that_cannot_be_opened_is_refused_at_the_start(tmp_path) -> None:
@@ -124,17 +129,53 @@ def test_a_log_that_cannot_be_opened_is_refused_at_the_start(tmp_path) -> None:
         ServerConfig(request_log="")
 
 
+def test_a_full_device_is_told_once_and_closes_quietly(caplog, capsys) -> None:
+    log = RequestLog("/dev/full")
+    for number in range(300):
+        log.write({"number": number, "fill": "x" * 100})
+    log.close()
+    (record,) = caplog.records
+    assert record.exc_info is None and record.getMessage() == (
+        "the request log /dev/full cannot be written: No space left on device; its lines are "
+        "lost until it can be"
+    )
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path, caplog) -> None:
+    """In a process of its own, whose files may only grow to a few lines."""
+    path = tmp_path / "r"
+    script = f"""
+import resource, sys
+from twinspark.server.request_log import RequestLog
+log = RequestLog({str(path)!r})
+_, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (70, most))
+for number in range(9):
+    log.write({{"number": number, "fill": "x" * 5}})
+resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+log.write({{"number": 9}})
+log.close()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert [json.loads(line)["number"] for line in path.read_text().splitlines()] == [0, 1, 9]
+    assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) == 2
+    assert "cannot be written: File too large" in done.stderr
+    assert "7 lines were lost" in done.stderr
+
+
 def test_a_failing_log_warns_once_and_fails_no_request(
     engine, small_tokenizer, tmp_path, caplog, monkeypatch
 ) -> None:
     config = ServerConfig(request_log=str(tmp_path / "requests.jsonl"))
 
-    def full(self: object, record: object) -> bool:
+    def full(self: object, line: bytes) -> None:
         raise OSError(28, "No space left on device")
 
     with serve_in_thread(engine, small_tokenizer, config) as live:
         with monkeypatch.context() as patch:
-            patch.setattr(request_log._LinesFile, "shouldRollover", full)
+            patch.setattr(LinesFile, "_append", full)
             assert [ask(live.url).status_code for _ in range(3)] == [200] * 3
         assert ask(live.url).status_code == 200
     warned = [r for r in caplog.records if "cannot be written" in r.getMessage()]

@@ -35,6 +35,45 @@ def test_fields_of_ours_go_through(field: dict[str, Any]) -> None:
     assert found.body.items() >= field.items() and not found.ignored
 
 
+def test_fields_without_effect_are_listed_wherever_they_stand() -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"}
+    text = {"type": "output_text", "text": "x"}
+    body = {
+        "wish": 1,
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "x", "mood": 1}], "odd": 1},
+            {"type": "reasoning", "summary": [], "content": [{"text": "t", "tone": 1}], "a": 1},
+            {"role": "assistant", "content": [text | {"annotations": [{"type": "url_citation"}]}]},
+            call | {"content": [5], "output": [5]},
+            {"type": "function_call_output", "call_id": "c", "output": [text | {"b": 1}],
+             "content": [5]},
+        ],
+        "tools": [ADD | {"cost": 1}, {"type": "web_search", "depth": 1},
+                  {"type": "namespace", "name": "n", "tools": [ADD | {"slow": 1}], "far": 1}],
+        "tool_choice": {"type": "function", "name": "add", "mode": 1},
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "text": {"format": {"type": "text", "c": 1}, "d": 1},
+    }  # fmt: skip
+    assert sorted(read(**body).ignored) == sorted([
+        "wish", "input.content.mood", "input.odd", "input.content.tone", "input.a",
+        "input.content.annotations", "input.content", "input.output", "input.output.b",
+        "tools.cost", "tools.web_search", "tools.tools.slow", "tools.far", "tool_choice.mode",
+        "reasoning.summary", "text.format.c", "text.d",
+    ])  # fmt: skip
+
+
+def test_what_our_own_replies_hold_is_not_listed() -> None:
+    stream = ITEM.validate_python(
+        {"type": "message", "id": "m", "role": "assistant", "status": "completed",
+         "content": [{"type": "output_text", "text": "x", "annotations": [], "logprobs": []}]}
+    ).model_dump()  # fmt: skip
+    reasoning = {"type": "reasoning", "id": "r", "summary": [], "status": "completed",
+                 "content": [{"type": "reasoning_text", "text": "t"}],
+                 "encrypted_content": None}  # fmt: skip
+    user = {"role": "user", "content": "x"}
+    assert read(input=[user, reasoning, stream, user]).ignored == []
+
+
 @pytest.mark.parametrize(
     ("name", "value", "hint"),
     [

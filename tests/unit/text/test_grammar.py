@@ -126,6 +126,9 @@ def test_strict_false_leaves_out_what_no_grammar_can_follow(judge, small_tokeniz
         {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {}},
         {"type": "object", "propertyNames": True, "dependentRequired": {}, "dependentSchemas": {}},
         {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": False}}},
+        {"type": "object", "propertyNames": {"type": "string", "description": "a name"}},
+        {"type": "object", "propertyNames": {"title": "N", "examples": ["a"], "$comment": "c"}},
+        {"type": "object", "propertyNames": {"type": ["string"], "default": "a"}},
         {
             "type": "object",
             "properties": {"a": {"items": {"type": "string", "format": "password"}}},
@@ -135,6 +138,60 @@ def test_strict_false_leaves_out_what_no_grammar_can_follow(judge, small_tokeniz
 def test_keywords_that_admit_everything_are_no_obstacle(judge, small_tokenizer, schema):
     form = form_of(small_tokenizer, **schema_format(schema)).form
     assert judge.accepts(form, '{"a": ["b", "b"]}') and not judge.accepts(form, "[]")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("uniqueItems", 0, "true or false"), ("uniqueItems", 1, "true or false"),
+        ("uniqueItems", {}, "true or false"), ("uniqueItems", None, "true or false"),
+        ("propertyNames", 1, "a JSON Schema"), ("propertyNames", "string", "a JSON Schema"),
+        ("propertyNames", [], "a JSON Schema"), ("dependentRequired", [], "an object"),
+        ("dependentSchemas", False, "an object"),
+    ],
+)  # fmt: skip
+def test_a_value_of_a_wrong_type_is_named(small_tokenizer, key, value, expected):
+    for schema in ({"type": "object", key: value},
+                   {"type": "object", "properties": {"a": {key: value}}}):  # fmt: skip
+        with pytest.raises(RequestError, match=f"{key} .*, expected {expected}$") as caught:
+            text_form(schema_format(schema))
+        assert caught.value.param == "response_format.json_schema.schema"
+
+
+@pytest.mark.parametrize("names", [
+    {"type": "string"}, {"type": "string", "description": "d"}, {"type": ["string"]},
+])  # fmt: skip
+@pytest.mark.parametrize("beside", [{}, {"maxLength": 3}, {"allOf": [{"maxLength": 3}]}])
+def test_references_to_such_a_keyword_keep_their_meaning(judge, small_tokenizer, names, beside):
+    a = {"$ref": "#/propertyNames", **beside}
+    schema = {"type": "object", "properties": {"a": a, "b": {"$ref": "#/properties/a"}},
+              "propertyNames": names}  # fmt: skip
+    for strict in (True, False):
+        form = form_of(small_tokenizer, **schema_format(schema, strict=strict)).form
+        assert judge.accepts(form, '{"a": "xyz", "b": "x"}')
+        assert not judge.accepts(form, '{"a": 3}') and not judge.accepts(form, '{"b": 3}')
+        assert judge.accepts(form, '{"a": "xyzz"}') is (not beside)
+
+
+def test_a_reference_to_what_admits_everything_admits_everything(judge, small_tokenizer):
+    for names in (True, {}, {"title": "N"}):
+        schema = {"type": "object", "properties": {"a": {"$ref": "#/propertyNames"}},
+                  "propertyNames": names}  # fmt: skip
+        form = form_of(small_tokenizer, **schema_format(schema)).form
+        assert judge.accepts(form, '{"a": 3}') and judge.accepts(form, '{"a": "x"}')
+
+
+def test_a_property_of_that_name_is_a_schema_like_others(judge, small_tokenizer):
+    schema = {
+        "type": "object",
+        "properties": {
+            "propertyNames": {"type": "string"},
+            "a": {"$ref": "#/properties/propertyNames"},
+        },
+    }
+    form = form_of(small_tokenizer, **schema_format(schema)).form
+    assert judge.accepts(form, '{"propertyNames": "x", "a": "y"}')
+    assert not judge.accepts(form, '{"propertyNames": 3}') and not judge.accepts(form, '{"a": 3}')
 
 
 def test_what_only_looks_like_such_a_keyword_stays(judge, small_tokenizer):
