@@ -37,7 +37,7 @@ def test_no_conversation_is_cut(packed):
     drawn = batches.Batches(packed, "train", "cpu", seed=1).draw("tasks", 200, 127)
     assert drawn.ids.shape == drawn.loss.shape == drawn.find.shape == (200, 128)
     filled = 0
-    for ids, loss, find in zip(*drawn, strict=True):
+    for ids, loss, find, _ in zip(*drawn, strict=True):
         used = int((ids != 2).sum())
         filled += used
         assert (ids[used:] == 2).all() and not loss[used:].any() and (find[used:] == -1).all()
