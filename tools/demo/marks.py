@@ -19,30 +19,24 @@ from tools.demo.chats import Example
 from twinspark.evals.case import Case
 from twinspark.text.tokenizer import Tokenizer
 
-_END = r"(?!\w|\.\d)"
+# What stands right before a value that is said, and right behind it.
 _SAID = (
-    "The {w} (?:is|are|should be) {v}" + _END,
-    r"(?<!\w)(?i:{w}): {v}" + _END,
-    "Use {v} for the {w}(?!\\w)",
-    "Set the {w} to {v}" + _END,
-    r"(?<!\w){w} {v}" + _END,
-)
-_FLAGS = (
-    r"It is (?:not )?(?:[\w ]* )?(?P<v>{last})\.",
-    r"(?<!\w)(?i:{w}): (?P<v>yes|no)(?!\w)",
-    r"(?<!\w){w} set to (?P<v>yes|no|true|false)(?!\w)",
-)
-_PERSON = {
-    "age": "is {v} years old",
-    "city": "lives in {v}" + _END,
-    "job": r"(?:works as|is) an? {v}" + _END,
-    "height_cm": "is {v} cm tall",
-    "weight_kg": "weighs {v} kg",
-    "hobbies": "likes {v}" + _END,
-    "pet": "has an? {v} as a pet",
-    "favorite_color": "has the favorite color {v}" + _END,
-    "birth_month": "was born in {v}" + _END,
-    "lucky_number": "has the lucky number {v}" + _END,
+    ("The {w} is ", ""), ("The {w} are ", ""), ("The {w} should be ", ""), ("{w}: ", ""),
+    ("{W}: ", ""), ("Use ", " for the {w}"), ("Set the {w} to ", ""), ("{w} ", ""),
+)  # fmt: skip
+_FLAGS = ("It is {w}", "It is not {w}")
+_WORDS = {True: ("yes", "true"), False: ("no", "false")}
+_PERSON: dict[str, tuple[tuple[str, str], ...]] = {
+    "age": (("is ", " years old"),),
+    "city": (("lives in ", ""),),
+    "job": (("works as a ", ""), ("works as an ", ""), ("is a ", ""), ("is an ", "")),
+    "height_cm": (("is ", " cm tall"),),
+    "weight_kg": (("weighs ", " kg"),),
+    "hobbies": (("likes ", ""),),
+    "pet": (("has a ", " as a pet"), ("has an ", " as a pet")),
+    "favorite_color": (("has the favorite color ", ""),),
+    "birth_month": (("was born in ", ""),),
+    "lucky_number": (("has the lucky number ", ""),),
 }
 Span = tuple[tuple[str | int, ...], bool, int, int]  # path, whether a key, begin, end
 _Places = dict[tuple[str | int, ...], int]  # where keys (True, *path), values (False, *path) begin
@@ -137,21 +131,51 @@ def said(text: str, key: str, value: Any) -> int | None:
     None where it does not, or where more than one place could be meant.
     """
     words = words_of(key)
+    both = {"w": words, "W": words[:1].upper() + words[1:]}
     if isinstance(value, bool):
-        last = re.escape(words.split()[-1])
-        forms = [f.format(w=re.escape(words), last=last) for f in _FLAGS]
-        forms += [r"is (?:not )?(?P<v>married)(?!\w)"] * (key == "married")
-        found = {m.end("v") - 1 for form in forms for m in re.finditer(form, text)}
-        return found.pop() if len(found) == 1 else None
-    shown = [str(value)]
-    if isinstance(value, list):
-        shown = [", ".join(value), " and ".join([", ".join(value[:-1]), value[-1]])]
-    one = '"?(?P<v>' + "|".join(map(re.escape, shown)) + ')"?'
-    forms = [f.format(w=re.escape(words), v=one) for f in _SAID]
-    if key in _PERSON:
-        forms.append(_PERSON[key].format(v=one))
-    found = {m.start("v") for form in forms for m in re.finditer(form, text)}
+        found = _flag_places(text, key, value, both)
+    else:
+        forms = [(a.format(**both), b.format(**both)) for a, b in _SAID] + [*_PERSON.get(key, ())]
+        shown = [str(value)]
+        if isinstance(value, list):
+            shown = [", ".join(value), " and ".join([", ".join(value[:-1]), value[-1]])]
+        found = {at for one in shown for at in _value_places(text, one, forms)}
     return found.pop() if len(found) == 1 else None
+
+
+def _places(text: str, part: str) -> Iterator[tuple[int, int]]:
+    """Begin and end of each occurrence that is no part of a longer word or number."""
+    at = text.find(part)
+    while at >= 0:
+        end = at + len(part)
+        goes_on = text[end : end + 1].isalnum() or (
+            text[end : end + 1] == "." and text[end + 1 :][:1].isdigit()
+        )
+        if not goes_on and not text[at - 1 : at].isalnum():
+            yield at, end
+        at = text.find(part, at + 1)
+
+
+def _value_places(text: str, shown: str, forms: Sequence[tuple[str, str]]) -> Iterator[int]:
+    for at, end in _places(text, shown):
+        quoted = text[at - 1 : at] == '"'
+        for before, behind in forms:
+            begin = at - quoted - len(before)
+            if (
+                begin >= 0
+                and text.startswith(before, begin)
+                and text.startswith(behind, end + quoted)
+                and not text[max(begin - 1, 0) : begin].isalnum()
+            ):
+                yield at
+
+
+def _flag_places(text: str, key: str, value: bool, both: Mapping[str, str]) -> set[int]:
+    forms = [form.format(**both) for form in _FLAGS]
+    forms += [f"{both[w]}: {'yes' if value else 'no'}" for w in both]
+    forms += [f"{both['w']} set to {word}" for word in _WORDS[value]]
+    forms += ["is married", "is not married"] * (key == "married")
+    return {end - 1 for form in forms for _, end in _places(text, form)}
 
 
 def mark_value(marks: Marks, to: int, value: Any, text: str, base: int, key: str) -> None:
