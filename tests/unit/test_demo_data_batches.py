@@ -87,12 +87,13 @@ def test_thinning_leaves_whole_documents_spread_evenly_and_the_first_folder_alon
     whole = batches.read_tokens(packed, "tasks", "train")
     most = len(whole[0]) * 0.6
     left = data.thin(tmp_path, "tasks", most)
-    assert left == pytest.approx(most, rel=0.05)
+    assert left == pytest.approx(most, rel=0.05) and left <= most
+    assert data.thin(tmp_path, "tasks", most) == left
     ids, loss, find = batches.read_tokens(tmp_path, "tasks", "train")
     begins = np.flatnonzero(ids == 0)
     assert begins[0] == 0 and (ids[begins[1:] - 1] == 1).all() and ids[-1] == 1
     numbers = ids[begins + 1].astype(int) - 3  # of a document of the first file
-    assert len(numbers) in (179, 180) and np.diff(numbers).max() == 2
+    assert len(numbers) in range(170, 181) and np.diff(numbers).max() <= 3
     copied = np.flatnonzero(find >= 0)
     assert loss[-1] == 1 and (find[copied] == 2).all() and (ids[copied + 1] == 1).all()
     assert data.thin(tmp_path, "tasks", most * 2) == left == len(ids)

@@ -212,8 +212,11 @@ def thin(data: pathlib.Path, name: str, most: float) -> int:
     if len(ids) <= most:
         return len(ids)
     edges = np.append(np.flatnonzero(ids == BOS), len(ids))
-    count = np.floor(np.arange(len(edges)) * (most / len(ids)))  # kept before each document
-    kept = np.repeat(np.diff(count) > 0, np.diff(edges))
+    share, kept = most / len(ids), np.ones(len(ids), bool)
+    while kept.sum() > most:  # never more, so that a second call changes nothing
+        count = np.floor(np.arange(len(edges)) * share)  # kept before each document
+        kept = np.repeat(np.diff(count) > 0, np.diff(edges))
+        share *= 0.998
     for part, array in (("", ids), (".loss", loss), (".find", find)):
         if array is not None:
             path = data / f"{name}.train{part}.bin"
