@@ -26,7 +26,7 @@ from tools.demo import (
     sources,
 )
 from tools.demo import tokenizer as demo_tokenizer
-from tools.demo.chats import example, mark_copies
+from tools.demo.chats import example
 from tools.demo.markup import html_text
 from tools.demo.sources import Source
 
@@ -349,25 +349,6 @@ def test_replies_whose_reasoning_is_left_out_later_are_no_targets(model):
         ],
     }
     assert render_request(request, serves=FEATURES).encode(model) == ids[:begin]
-
-
-def test_copies_point_to_equal_tokens(model):
-    case = Case(
-        label="x",
-        steps=(
-            Step(
-                add=({"role": "user", "content": "Say this: brown wooden box 7391. Now!"},),
-                ideal={"role": "assistant", "content": "brown wooden box 7391"},
-                judge=lambda answer: True,
-            ),
-        ),
-        fields=dialogues.PLAIN,
-    )
-    made = example(case, model)
-    mark_copies(made)
-    marked = np.flatnonzero(made.find >= 0)
-    assert len(marked) >= 4 and (marked >= made.replies[0][0]).all()
-    assert (made.ids[marked] == made.ids[made.find[marked]]).all()
 
 
 @pytest.fixture(scope="module")

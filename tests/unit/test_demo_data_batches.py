@@ -5,7 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from tools.demo import batches, carry, data
+from tools.demo import batches, carry, curriculum, data
 
 # --- batches ---
 
@@ -37,7 +37,7 @@ def test_no_conversation_is_cut(packed):
     drawn = batches.Batches(packed, "train", "cpu", seed=1).draw("tasks", 200, 127)
     assert drawn.ids.shape == drawn.loss.shape == drawn.find.shape == (200, 128)
     filled = 0
-    for ids, loss, find in zip(*drawn, strict=True):
+    for ids, loss, find, _ in zip(*drawn, strict=True):
         used = int((ids != 2).sum())
         filled += used
         assert (ids[used:] == 2).all() and not loss[used:].any() and (find[used:] == -1).all()
@@ -70,6 +70,34 @@ def test_streams_are_cut_everywhere_and_a_third_begins_a_document(packed):
     whole = np.fromfile(packed / "code.train.bin", np.uint16)
     seen = set(np.unique(drawn.ids.numpy()))
     assert len(seen) > 0.7 * len(np.unique(whole))
+
+
+def test_windows_know_their_source(packed):
+    drawn = batches.Batches(packed, "train", "cpu", seed=1).mixed(20, 63, SHARES)
+    names = (*batches.STREAMS, *batches.WHOLE)
+    counts = Counter(names[n] for n in drawn.source.tolist())
+    assert counts == {name: 20 * share for name, share in SHARES.items()}
+    tasks = drawn.source == names.index("tasks")
+    assert (drawn.find[tasks] >= 0).any(1).all() and (drawn.find[~tasks] == -1).all()
+
+
+def test_thinning_leaves_whole_documents_spread_evenly_and_the_first_folder_alone(packed, tmp_path):
+    for path in packed.glob("tasks*"):
+        (tmp_path / path.name).hardlink_to(path)
+    whole = batches.read_tokens(packed, "tasks", "train")
+    most = len(whole[0]) * 0.6
+    left = data.thin(tmp_path, "tasks", most)
+    assert left == pytest.approx(most, rel=0.05) and left <= most
+    assert data.thin(tmp_path, "tasks", most) == left
+    ids, loss, find = batches.read_tokens(tmp_path, "tasks", "train")
+    begins = np.flatnonzero(ids == 0)
+    assert begins[0] == 0 and (ids[begins[1:] - 1] == 1).all() and ids[-1] == 1
+    numbers = ids[begins + 1].astype(int) - 3  # of a document of the first file
+    assert len(numbers) in range(170, 181) and np.diff(numbers).max() <= 3
+    copied = np.flatnonzero(find >= 0)
+    assert loss[-1] == 1 and (find[copied] == 2).all() and (ids[copied + 1] == 1).all()
+    assert data.thin(tmp_path, "tasks", most * 2) == left == len(ids)
+    assert len(batches.read_tokens(packed, "tasks", "train")[0]) == len(whole[0])
 
 
 def test_shares_hold_and_the_same_seed_gives_the_same_batches(packed):
@@ -134,9 +162,9 @@ def test_data_come_out_of_the_parts_as_they_went_in(packed, tmp_path):
         carry.unpack(out, back)
 
 
-def test_the_example_shares_name_what_is_packed():
-    for length, shares in data.SHARES.items():
+def test_the_shares_of_the_curriculum_name_what_is_packed():
+    for length, shares in curriculum.SHARES.items():
         assert sum(shares.values()) == pytest.approx(1.0)
         longest = {"needle4k": 4096, "needle16k": 16384, "needle32k": 32768}
-        assert all(longest.get(name, 0) <= 2 * int(length) for name in shares)
+        assert all(longest.get(name, 0) <= 2 * length for name in shares)
         assert set(shares) <= {*batches.STREAMS, *batches.WHOLE}

@@ -142,3 +142,36 @@ def test_finds_are_the_queries_that_copy():
     find[0, 100] = 100
     row, ok = finds_of(find, 1).rows(2)
     assert not ok[0].any()  # query 100 sees rows 0..49 only
+
+
+def test_documents_of_one_window_read_no_rows_of_each_other(ids):
+    """Neither dense nor chosen, nor through candidates; each query still has some of its own."""
+    two = ids[:, :-1].clone()
+    two[0, 41] = 0  # an odd place: a pair of rows crosses it
+    two[:, 0] = 0
+    document = (two == 0).cumsum(1)
+    for dense in (True, False):
+        twin = made_twin()
+        state = twin.start(two, exact=True, apart=True, dense=dense)
+        twin.hidden(two, state)
+        for layer, mask in state.masks.items():
+            ratio = TEXT["compress_ratios"][layer]
+            row = document[:, ratio - 1 :: ratio]
+            assert not (mask & (document[:, :, None] != row[:, None])).any()
+            assert mask.any(-1)[:, 50:].all()
+        crossing = twin.start(two, exact=True, dense=dense)
+        twin.hidden(two, crossing)
+        assert any(
+            (mask & (document[:, :, None] != document[:, None])).any()
+            for layer, mask in crossing.masks.items()
+            if TEXT["compress_ratios"][layer] == 1
+        )
+
+
+def test_a_find_competes_with_rows_of_its_own_document_only(ids, find):
+    two = ids.clone()
+    two[:, 60] = 0
+    only = torch.full_like(find, -1)
+    only[:, 80] = 70
+    lone, shared = (losses(made_twin(), two, only, apart=apart)[0][2] for apart in (True, False))
+    assert 0 < lone < shared

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tools.demo import curriculum, rehearsal
-from tools.demo.backbone import Backbone, Options, Pace, target_weights
+from tools.demo.backbone import Backbone, Options, Pace, answer_weights, target_weights
 from tools.demo.batches import Batches
 from tools.demo.config import engram_primes
 from tools.demo.curriculum import Form, Plan
@@ -184,8 +184,10 @@ def test_sources_with_too_little_text_are_left_out(config, tmp_path):
 def test_copied_targets_weigh_more_and_context_a_little():
     ids = torch.tensor([[7, 8, 9, 0, 2]])
     loss, find = torch.tensor([[1, 0, 1, 0, 0]]), torch.tensor([[-1, 4, 4, -1, -1]])
-    wanted = [1.0, curriculum.CONTEXT_WEIGHT, 1.0 + curriculum.ANSWER_WEIGHT, 0.0, 0.0]
-    assert target_weights(ids, loss, find)[0].tolist() == pytest.approx(wanted)
+    for source, more in ((0, curriculum.ANSWER_WEIGHT), (4, curriculum.ANSWER_WEIGHTS["tasks"])):
+        answer = answer_weights(torch.tensor([source]))
+        wanted = [1.0, curriculum.CONTEXT_WEIGHT, 1.0 + more, 0.0, 0.0]
+        assert target_weights(ids, loss, find, answer)[0].tolist() == pytest.approx(wanted)
 
 
 def test_the_real_plan_uses_every_source_and_its_forms_hold_the_same_tokens():

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from tools.demo import curriculum, ops
+from tools.demo.batches import STREAMS, WHOLE
 from tools.demo.curriculum import Form, Plan
 from tools.demo.finds import finds_of
 from tools.demo.graphs import Captured
@@ -58,11 +59,17 @@ class Inputs:
     run: Captured[Tensor] | None = None
 
 
-def target_weights(ids: Tensor, loss: Tensor, find: Tensor) -> Tensor:
+def answer_weights(source: Tensor) -> Tensor:
+    """fp32 [B, 1]: further weight of copied tokens, by the source of each window [B]."""
+    table = [curriculum.ANSWER_WEIGHTS.get(n, curriculum.ANSWER_WEIGHT) for n in (*STREAMS, *WHOLE)]
+    return torch.tensor(table, device=source.device)[source][:, None]
+
+
+def target_weights(ids: Tensor, loss: Tensor, find: Tensor, answer: Tensor | float) -> Tensor:
     """Weights of tokens as targets: the mask, a little for the context, more for copied tokens."""
     text = (ids != BOS) & (ids != PAD)
     mask = torch.where(loss.bool(), 1.0, curriculum.CONTEXT_WEIGHT * text)
-    return mask + loss.float() * curriculum.ANSWER_WEIGHT * (find >= 0)
+    return mask + loss.float() * answer * (find >= 0)
 
 
 def memory() -> dict[str, float]:
@@ -107,8 +114,8 @@ class Backbone:
         twin = self.twin
         state = twin.start(
             at.ids[:, :-1], dense=form.dense, long=form.long, recompute=form.recompute,
-            leak=curriculum.LEAK,
-            finds=finds_of(at.find, max(32, self.plan.finds // form.batch)),
+            leak=curriculum.LEAK, apart=not form.long,
+            finds=finds_of(at.find, self.plan.queries(form)),
         )  # fmt: skip
         h = twin.hidden(at.ids[:, :-1], state)
         logits = h @ twin.params["head.weight"].to(h.dtype).t()
@@ -175,7 +182,8 @@ class Backbone:
         into.ids.copy_(batch.ids)
         find = batch.find[:, 1:]
         into.find.copy_(find)
-        into.weight.copy_(target_weights(batch.ids[:, 1:], batch.loss[:, 1:], find))
+        answer = answer_weights(batch.source)
+        into.weight.copy_(target_weights(batch.ids[:, 1:], batch.loss[:, 1:], find, answer))
 
     def run(self, form: Form) -> Tensor:
         """Feeds and runs one step; with too little memory, a smaller form of it from then on."""

@@ -1,8 +1,8 @@
 """Batches of token windows from the packed files: deterministic by seed, cut on the device.
 
 Texts (code, docs, prose) are streams: an epoch gives every token about once, from another phase.
-Conversations are whole: windows are filled with documents that fit, so that none is cut. Documents
-in one window see each other. Read next: `train.py`.
+Conversations are whole: windows are filled with documents that fit, so that none is cut. Whether
+documents in one window see each other is the model's matter (`Twin.start`). Read next: `train.py`.
 """
 
 import pathlib
@@ -30,11 +30,13 @@ class Batch(NamedTuple):
             BOS or padding.
         find: int64 [count, length + 1]; the index in the window of the token that this one is
             copied from, or -1.
+        source: int64 [count]; the number of its source in (*STREAMS, *WHOLE).
     """
 
     ids: Tensor
     loss: Tensor
     find: Tensor
+    source: Tensor
 
 
 @dataclass
@@ -98,13 +100,14 @@ class Batches:
         found = self._windows.get((name, length)) or self._load(name, length)
         key = f"{name}.{length}"
         if found.starts is not None:
-            return self._cut(found, self._offsets(key, count, length, found), length)
+            ids, loss = self._cut(found, self._offsets(key, count, length, found), length)
+            return Batch(ids, loss, torch.full_like(ids, -1), self._source(name, count))
         rows = torch.from_numpy(self._places(key, count, len(found.ids))[0]).to(self.device)
         ids = found.ids[rows].long() & 0xFFFF
         loss = found.loss[rows] if found.loss is not None else (ids != BOS) & (ids != PAD)
         find = found.find[rows].long() if found.find is not None else torch.full_like(ids, -1)
         loss = loss & (torch.arange(length + 1, device=self.device) > 0)
-        return Batch(ids, loss, find)
+        return Batch(ids, loss, find, self._source(name, count))
 
     def window(self, name: str, count: int, length: int) -> Tensor:
         """int64 [count, length + 1]: the ids of `draw`."""
@@ -162,14 +165,17 @@ class Batches:
         fits = (after >= offset) & (after + length < size)
         return np.where((chance < ALIGNED) & fits, after, offset)
 
-    def _cut(self, found: _Windows, offsets: np.ndarray, length: int) -> Batch:
+    def _source(self, name: str, count: int) -> Tensor:
+        return torch.full((count,), (*STREAMS, *WHOLE).index(name), device=self.device)
+
+    def _cut(self, found: _Windows, offsets: np.ndarray, length: int) -> tuple[Tensor, Tensor]:
         index = torch.from_numpy(offsets).to(self.device)[:, None]
         index = index + torch.arange(length + 1, device=self.device)
         ids = found.ids[index].long() & 0xFFFF
         loss = (ids != BOS) & (torch.arange(length + 1, device=self.device) > 0)
         if found.loss is not None:
             loss = loss & found.loss[index]
-        return Batch(ids, loss, torch.full_like(ids, -1))
+        return ids, loss
 
     def _load(self, name: str, length: int) -> _Windows:
         if name not in self.names:

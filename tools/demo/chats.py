@@ -1,7 +1,8 @@
 """Conversations as training examples: the ids that the server reads and writes, and the targets.
 
 Prompts and replies come from the product's own template and tokenizer, so training and serving
-see the same ids. Targets are the replies alone. Read next: `needles.py`, `data.py`.
+see the same ids. Targets are the replies alone. Read next: `marks.py`,
+`needles.py`, `data.py`.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ class Example:
     Attributes:
         ids: uint16, from BOS to the last EOS.
         loss: uint8, 1 where a token is a target.
-        find: int32, the index of the token that this one is copied from, or NOWHERE.
+        find: int32, the index of the token that this one is copied from or decided by, or NOWHERE.
         replies: first and one past the last index of each reply that is a target.
     """
 
@@ -56,26 +57,6 @@ def example(case: Case, tokenizer: Tokenizer) -> Example:
         loss[begin:end] = 1
     find = np.full(len(ids), NOWHERE, np.int32)
     return Example(np.array(ids, np.uint16), loss, find, tuple(replies))
-
-
-def mark_copies(made: Example, *, least: int = 3) -> None:
-    """Fills `find` where a reply repeats a part of its prompt that stands there only once.
-
-    Args:
-        made: changed in place.
-        least: tokens that must agree for a part to count; the first of them is not marked, for
-            nothing tells yet that a copy begins.
-    """
-    ids = made.ids
-    for begin, end in made.replies:
-        places: dict[bytes, int] = {}
-        for at in range(begin - least + 1):
-            key = ids[at : at + least].tobytes()
-            places[key] = NOWHERE if key in places else at
-        for at in range(begin, end - least + 1):
-            place = places.get(ids[at : at + least].tobytes(), NOWHERE)
-            if place != NOWHERE:
-                made.find[at + 1 : at + least] = np.arange(place + 1, place + least)
 
 
 def token_starts(ids: Sequence[int], tokenizer: Tokenizer) -> np.ndarray:

@@ -12,22 +12,20 @@ SOURCES = ("chat", "code", "docs", "prose", "tasks", "needle4k", "needle16k", "n
 # Shares of the sources among the windows of one length (relative; absent files are left out).
 SHARES: dict[int, dict[str, float]] = {
     2048: {
-        "code": 0.28, "docs": 0.14, "prose": 0.16, "chat": 0.10, "tasks": 0.24, "needle4k": 0.08,
+        "tasks": 0.42, "code": 0.21, "docs": 0.08, "prose": 0.10, "chat": 0.10, "needle4k": 0.09,
     },
     8192: {
-        "needle4k": 0.45, "needle16k": 0.10, "code": 0.18, "docs": 0.07, "prose": 0.10,
-        "tasks": 0.10,
+        "needle4k": 0.45, "needle16k": 0.15, "code": 0.20, "docs": 0.10, "prose": 0.10,
     },
-    32768: {"needle16k": 0.35, "needle32k": 0.40, "code": 0.10, "prose": 0.10, "tasks": 0.05},
+    32768: {"needle16k": 0.35, "needle32k": 0.40, "code": 0.15, "prose": 0.10},
 }  # fmt: skip
 
 # (until this progress, {length: share of the steps}); the first stage attends to every row, so
 # that the indexer learns from whole attention before it selects.
 DENSE_UNTIL = 0.08
 STAGES: tuple[tuple[float, dict[int, float]], ...] = (
-    (0.42, {2048: 1.0}),
-    (0.60, {2048: 0.35, 8192: 0.65}),
-    (1.00, {2048: 0.40, 8192: 0.30, 32768: 0.30}),
+    (0.55, {2048: 1.0}),
+    (1.00, {2048: 0.65, 8192: 0.20, 32768: 0.15}),
 )
 
 WARMUP_STEPS = 200
@@ -38,8 +36,11 @@ LEAK = 0.5  # of the index losses' gradient reaches the model below the indexer
 # Of tokens that are no targets, prompts and the text around needles: a long window has a few
 # hundred targets, and its step should still teach the language.
 CONTEXT_WEIGHT = 0.1
-ANSWER_WEIGHT = 8.0  # further weight in the cross entropy of tokens copied from far
-FINDS = 1024  # copying queries a step that are supervised, at most
+# Further weight in the cross entropy of tokens that are copied from far: a value among a thousand
+# tokens of needles; in tasks every third target is one, and the others have to be learned too.
+ANSWER_WEIGHT = 8.0
+ANSWER_WEIGHTS = {"tasks": 4.0}  # where it is another
+FINDS = 4096  # copying queries a step that are supervised, at most; a quarter in long windows
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,10 @@ class Plan:
     def form(self, length: int, *, dense: bool) -> Form:
         """The form of a length."""
         return Form(length, max(1, self.tokens // length), dense, length >= self.long_from)
+
+    def queries(self, form: Form) -> int:
+        """Copying queries of one window that are supervised, at most."""
+        return max(32, (self.finds // 4 if form.long else self.finds) // form.batch)
 
     def mix(self, progress: float) -> dict[int, float]:
         """Shares of the lengths among the steps at this progress."""

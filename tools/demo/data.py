@@ -24,7 +24,17 @@ from typing import Any
 
 import numpy as np
 import tokenizers
-from tools.demo import batches, clean, corpora, fetch, generated, needles, sources, tokenizer
+from tools.demo import (
+    batches,
+    clean,
+    corpora,
+    curriculum,
+    fetch,
+    generated,
+    needles,
+    sources,
+    tokenizer,
+)
 from tools.demo.chats import Example
 from tools.demo.config import demo_config
 from tools.demo.corpora import Document
@@ -35,16 +45,9 @@ BOS, EOS = 0, 1
 SPLITS = ("train", "heldout")
 SAMPLE = {"code": 15e6, "docs": 12e6, "prose": 12e6}  # characters the tokenizer learns from
 NEEDLES = {"needle4k": (4096, 8), "needle16k": (16384, 16), "needle32k": (32768, 16)}
-SHARES = {
-    "2048": {"code": 0.34, "docs": 0.16, "prose": 0.12, "chat": 0.06, "tasks": 0.24,
-             "needle4k": 0.08},
-    "4096": {"code": 0.26, "docs": 0.13, "prose": 0.11, "chat": 0.05, "tasks": 0.17,
-             "needle4k": 0.28},
-    "16384": {"code": 0.22, "docs": 0.12, "prose": 0.11, "tasks": 0.10, "needle4k": 0.10,
-              "needle16k": 0.35},
-    "32768": {"code": 0.20, "docs": 0.10, "prose": 0.10, "tasks": 0.10, "needle4k": 0.05,
-              "needle16k": 0.10, "needle32k": 0.35},
-}  # fmt: skip
+
+# What travels: more of these than a training reads would only make the archives larger.
+MOST_TOKENS = {"code": 52e6, "needle16k": 7e6, "needle32k": 7e6}
 
 Texts = list[tuple[sources.Source, list[Document]]]
 
@@ -199,6 +202,29 @@ def pack_needles(
     return meta
 
 
+def thin(data: pathlib.Path, name: str, most: float) -> int:
+    """Leaves documents of a training file out, spread evenly, until `most` tokens are left.
+
+    Returns:
+        Tokens left; a file that is small enough stays as it is.
+    """
+    ids, loss, find = batches.read_tokens(data, name, "train")
+    if len(ids) <= most:
+        return len(ids)
+    edges = np.append(np.flatnonzero(ids == BOS), len(ids))
+    share, kept = most / len(ids), np.ones(len(ids), bool)
+    while kept.sum() > most:  # never more, so that a second call changes nothing
+        count = np.floor(np.arange(len(edges)) * share)  # kept before each document
+        kept = np.repeat(np.diff(count) > 0, np.diff(edges))
+        share *= 0.998
+    for part, array in (("", ids), (".loss", loss), (".find", find)):
+        if array is not None:
+            path = data / f"{name}.train{part}.bin"
+            path.unlink()  # it may be another folder's too
+            array[kept].tofile(path)
+    return int(kept.sum())
+
+
 def record(table: pathlib.Path, report: dict[str, Any]) -> None:
     """Writes the counts of documents and tokens into the table of sources."""
     known = [
@@ -215,7 +241,7 @@ def record(table: pathlib.Path, report: dict[str, Any]) -> None:
 class Build:
     """The whole preparation, in steps that can be begun at any of them."""
 
-    STEPS = ("texts", "tokenizer", "streams", "chat", "tasks", "needles")
+    STEPS = ("texts", "tokenizer", "streams", "chat", "tasks", "needles", "thin")
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.demo, self.data = args, args.demo, args.demo / "data"
@@ -232,7 +258,7 @@ class Build:
             getattr(self, f"make_{step}")()
             seconds[step] = round(time.monotonic() - began, 1)
             print(f"{seconds[step]:7.1f} s  {step}", flush=True)
-            _write_json(self.data / "meta.json", {**self.meta, "shares": SHARES})
+            _write_json(self.data / "meta.json", {**self.meta, "shares": curriculum.SHARES})
         if self.args.record:
             record(self.args.table, json.loads((self.data / "sources.json").read_text()))
         print(json.dumps(self.meta, indent=1))
@@ -267,6 +293,12 @@ class Build:
         """Needles of every length."""
         tokens = int(self.args.scale * self.args.needle_tokens)
         self.meta |= pack_needles(self.data, self.model, tokens)
+
+    def make_thin(self) -> None:
+        """Files that would be larger than a training reads; `tokens` of meta.json becomes less."""
+        for name, most in MOST_TOKENS.items():
+            entry = self.meta[f"{name}.train"]
+            entry |= {"tokens": thin(self.data, name, most * self.args.scale)}
 
     @property
     def texts(self) -> Texts:

@@ -119,7 +119,9 @@ def heldout(twin: Twin, batches: Any, plan: Plan, tokens: int, **flags: Any) -> 
     for name, length in judged(plan, batches.names).items():
         long = length >= plan.long_from
         try:
-            result[name] = judge(twin, batches, name, length, tokens, long=long, **flags)
+            result[name] = judge(
+                twin, batches, name, length, tokens, long=long, apart=not long, **flags
+            )
         except ValueError as error:
             result[name] = {"left_out": str(error)}
     return result
@@ -147,7 +149,8 @@ def compare(wide: Twin, narrow: Twin, batches: Any, plan: Plan, tokens: int) -> 
         sums = torch.zeros(3)
         try:
             for batch in _windows(batches, name, length, tokens):
-                sums += _agreement(wide, narrow, batch, long=length >= plan.long_from)
+                long = length >= plan.long_from
+                sums += _agreement(wide, narrow, batch, long=long, apart=not long)
         except ValueError as error:
             result[name] = {"left_out": str(error)}
             continue

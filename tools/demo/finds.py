@@ -42,11 +42,13 @@ def _mean(loss: Tensor, valid: Tensor) -> Tensor:
 
 
 def index_find_loss(
-    q: Tensor, w: Tensor, keys: Tensor, scale: float, ratio: int, finds: Finds
-) -> Tensor:
+    q: Tensor, w: Tensor, keys: Tensor, scale: float, ratio: int, finds: Finds,
+    documents: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """-log softmax over all visible rows of the index scores, at the copied token's row.
 
     q [B, T, N, I], w [B, T, N], keys [B, L, I]: with gradient; only F queries a window are scored.
+    `documents` [B, T]: rows of another document than the query's are not visible.
     """
     batch, _, heads, dim = q.shape
     at = finds.query[..., None]
@@ -56,6 +58,9 @@ def index_find_loss(
     scores = ops.weigh_heads(s, w, scale)
     entries = torch.arange(keys.shape[1], device=q.device)
     scores = scores.masked_fill(entries >= ((finds.query + 1) // ratio)[..., None], -1e4)
+    if documents is not None:
+        own = torch.gather(documents, 1, finds.query)
+        scores = scores.masked_fill(own[..., None] != documents[:, None, ratio - 1 :: ratio], -1e4)
     row, ok = finds.rows(ratio)
     row = row.clamp(max=keys.shape[1] - 1)
     wanted = torch.gather(scores, 2, row[..., None])[..., 0]

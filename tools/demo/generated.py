@@ -7,9 +7,10 @@ import pathlib
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from tools.demo import chores, dialogues, knowledge, sources
-from tools.demo.chats import Example, example, mark_copies
+from tools.demo import chores, dialogues, knowledge, marks, marks_numbers, sources
+from tools.demo.chats import Example, example
 from tools.demo.dialogues import Maker
+from tools.demo.marks import Marks
 
 from twinspark.evals.case import Case, Task
 from twinspark.evals.tasks.count import Count
@@ -24,7 +25,14 @@ from twinspark.text.tokenizer import Tokenizer
 Kinds = Sequence[tuple[Maker, int]]
 SEEDS = {"train": TRAINING_SEEDS, "heldout": 2 * TRAINING_SEEDS}
 CHATS = 80_000
-COPYING = ("needle", "tools", "json")  # tasks whose replies repeat parts of the prompt
+MARKS = {
+    "needle": marks.mark_needle,
+    "tools": marks.mark_tools,
+    "json": marks.mark_json,
+    "sums": marks_numbers.mark_sums,
+    "effort": marks_numbers.mark_effort,
+    "count": marks_numbers.mark_count,
+}
 HELD_OUT = 0.02  # as many as this of the training conversations
 MOST_TOKENS = 2048
 SHORT_NEEDLES = (640, 1024, 1536)
@@ -37,17 +45,17 @@ def task_numbers() -> tuple[tuple[Task, int], ...]:
     ask for are there too, for a user may.
     """
     return (
-        (Sums(), 60_000),
-        (Tools(), 18_000),
-        (Tools(thinks=True), 8_000),
-        (JsonSchema(), 22_000),
-        (JsonSchema(thinks=True), 8_000),
-        (Effort(), 10_000),
-        (Effort((5, 25, 35, 60, 66, 85, 90)), 7_000),
-        (Count(), 6_000),
-        (Count(thinks=True), 2_000),
-        (Needle(SHORT_NEEDLES), 5_000),
-        (Needle(SHORT_NEEDLES, thinks=True), 1_500),
+        (Sums(), 40_000),
+        (Tools(), 36_000),
+        (Tools(thinks=True), 12_000),
+        (JsonSchema(), 40_000),
+        (JsonSchema(thinks=True), 12_000),
+        (Effort(), 20_000),
+        (Effort((5, 25, 35, 60, 66, 85, 90)), 14_000),
+        (Count(), 14_000),
+        (Count(thinks=True), 4_000),
+        (Needle(SHORT_NEEDLES), 3_000),
+        (Needle(SHORT_NEEDLES, thinks=True), 1_000),
     )
 
 
@@ -67,8 +75,7 @@ def tasks(split: str, model: Tokenizer, scale: float) -> Iterator[Example]:
     for task, case in _shuffled(split, scale, lambda text: len(model.encode_plain(text))):
         made = example(case, model)
         if len(made.ids) <= MOST_TOKENS:
-            if task.name in COPYING:
-                mark_copies(made)
+            MARKS[task.name](Marks(made, model), case)
             yield made
 
 

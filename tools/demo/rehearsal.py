@@ -173,6 +173,9 @@ def _killed_midway(command: list[str], log: Path) -> None:
 def _compare_with_product(folder: Path, demo: Path) -> None:
     """Logits of the product and of the twin on held-out text, both in float64.
 
+    Between rows with nearly equal scores a choice may go the other way, in a model of a few steps
+    above all; so they are to agree on most of several texts.
+
     Raises:
         RuntimeError: they differ.
     """
@@ -183,22 +186,25 @@ def _compare_with_product(folder: Path, demo: Path) -> None:
     from twinspark.model.loading import load_model
     from twinspark.model.step import Span, StepInput
 
-    ids = np.fromfile(demo / "data/needle4k.heldout.bin", np.uint16)[:100].astype(int).tolist()
+    tokens = np.fromfile(demo / "data/needle4k.heldout.bin", np.uint16).astype(int).tolist()
     pack = open_pack(folder)
     token_map = torch.from_numpy(np.load(demo / "data/token_map.npy"))
     twin = Twin(json.loads((folder / "config.json").read_text()), token_map)
     twin.params = {n: p.double() for n, p in twin_params(pack).items()}
-    found, _ = twin.logits(torch.tensor([ids]), exact=True, long=True)
     model = load_model(pack, dtype=torch.float64)
-    step = StepInput(
-        spans=(Span(slot=0, first=0, count=len(ids)),), ids_T=ids, history=((),),
-        logit_rows=list(range(len(ids))),
-    )  # fmt: skip
-    with torch.inference_mode():
-        wanted = model.forward(step, model.new_caches(1, len(ids) + 1)).logits_RV
-    worst = (found[0] - wanted).abs().max().item()
-    print(f"{folder}: twin and product differ by {worst:.1e} at most")
-    if worst > 1e-4:
+    worst = []
+    for first in (0, 200, 400):
+        ids = tokens[first : first + 100]
+        found, _ = twin.logits(torch.tensor([ids]), exact=True, long=True)
+        step = StepInput(
+            spans=(Span(slot=0, first=0, count=len(ids)),), ids_T=ids, history=((),),
+            logit_rows=list(range(len(ids))),
+        )  # fmt: skip
+        with torch.inference_mode():
+            wanted = model.forward(step, model.new_caches(1, len(ids) + 1)).logits_RV
+        worst.append((found[0] - wanted).abs().max().item())
+    print(f"{folder}: twin and product differ by {[f'{w:.1e}' for w in worst]} at most")
+    if sorted(worst)[1] > 1e-6:
         raise RuntimeError(f"{folder}: the twin and the product compute different logits")
 
 

@@ -26,16 +26,22 @@ def select(scores: Tensor, allowed: Tensor, k: int, *, exact: bool) -> Tensor:
     return chosen & allowed
 
 
-def candidates(scores: Tensor, visible: Tensor, size: int, k: int, *, exact: bool) -> Tensor:
-    """Bool [B, T, L]: entries inside the k best blocks, the newest block pinned (3.7)."""
+def candidates(
+    scores: Tensor, visible: Tensor, size: int, k: int, count: Tensor | None = None, *, exact: bool
+) -> Tensor:
+    """Bool [B, T, L]: entries inside the k best blocks, the newest block pinned (3.7).
+
+    `count` [B, T]: entries up to the newest one, if some of them are not visible.
+    """
     entries = scores.shape[-1]
+    count = visible.sum(-1) if count is None else count
     blocks, ok = best_blocks(
-        scores.detach().masked_fill(~visible, NONE), visible.sum(-1), size, k, exact=exact
+        scores.detach().masked_fill(~visible, NONE), count, size, k, exact=exact
     )
-    count = -(-entries // size)
-    keep = torch.zeros((*blocks.shape[:-1], count + 1), dtype=torch.bool, device=blocks.device)
-    keep.scatter_(-1, torch.where(ok, blocks, count), True)
-    return keep[..., :count, None].expand(*keep.shape[:-1], count, size).flatten(-2)[..., :entries]
+    total = -(-entries // size)
+    keep = torch.zeros((*blocks.shape[:-1], total + 1), dtype=torch.bool, device=blocks.device)
+    keep.scatter_(-1, torch.where(ok, blocks, total), True)
+    return keep[..., :total, None].expand(*keep.shape[:-1], total, size).flatten(-2)[..., :entries]
 
 
 def _best(masked: Tensor, k: int, *, exact: bool) -> Tensor:

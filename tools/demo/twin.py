@@ -22,6 +22,8 @@ from tools.demo.sinkhorn import sinkhorn
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+BOS = 0
+
 Params = dict[str, Tensor]
 
 
@@ -75,6 +77,7 @@ class State:
     leak: float = 0.0  # share of the index losses' gradient that reaches the model itself
     off: frozenset[str] = frozenset()  # ablations: engram, newest, random, candidates
     finds: retrieval.Finds | None = None
+    documents: Tensor | None = None  # int64 [B, T] number of a token's document; None: all are one
     rows: dict[int, Tensor] = field(default_factory=dict)  # kv source -> [B, L, H]
     keys: dict[int, Tensor] = field(default_factory=dict)
     masks: dict[int, Tensor] = field(default_factory=dict)  # index source -> bool [B, T, L]
@@ -90,6 +93,14 @@ class State:
     def inner(self, x: Tensor) -> Tensor:
         """The x an indexer reads: its gradient reaches the model by `leak` only."""
         return x.detach() + self.leak * (x - x.detach()) if self.leak else x.detach()
+
+    def visible(self, ratio: int) -> Tensor:
+        """Bool [T, L] or [B, T, L]: entry j may be read at p; it is of p's own document."""
+        seen = self.tables.visible(ratio)
+        if self.documents is None:
+            return seen
+        rows = self.documents[:, ratio - 1 :: ratio]  # a row is of the document of its last token
+        return seen & (self.documents[:, :, None] == rows[:, None])
 
     @property
     def pattern(self) -> str:
@@ -239,7 +250,7 @@ class Twin:
         chosen = scores.view(batch, length, -1).detach()
         if query.pattern:
             chosen = rows.pattern_scores(chosen, query.pattern)
-        visible = state.tables.visible(query.ratio).expand_as(chosen)
+        visible = state.visible(query.ratio).expand_as(chosen)
         if state.dense:
             state.masks[layer] = visible.contiguous()
             return scores
@@ -251,7 +262,7 @@ class Twin:
         if layer == first:
             state.kept = rows.candidates(
                 chosen, visible, text["candidate_block_size"], text["candidate_topk_blocks"],
-                exact=state.exact,
+                state.tables.visible(query.ratio).sum(-1).expand(batch, -1), exact=state.exact,
             )  # fmt: skip
         return scores
 
@@ -367,7 +378,13 @@ class Twin:
         if state.finds is not None:
             state.find_losses.append(
                 retrieval.index_find_loss(
-                    query.q, query.w, query.keys, query.scale, query.ratio, state.finds
+                    query.q,
+                    query.w,
+                    query.keys,
+                    query.scale,
+                    query.ratio,
+                    state.finds,
+                    state.documents,
                 )
             )
 
@@ -439,9 +456,16 @@ class Twin:
                 state.streams.append(x)
         return ops.hc_collapse_norm(x, pre, p["norm.weight"])
 
-    def start(self, ids: Tensor, **flags: Any) -> State:
-        """A fresh state for ids [B, T]."""
-        return State(self.tables(ids.shape[1], ids.shape[0]), self.engram_rows(ids), **flags)
+    def start(self, ids: Tensor, *, apart: bool = False, **flags: Any) -> State:
+        """A fresh state for ids [B, T].
+
+        `apart`: rows of other documents in the window are not read, as if each stood alone (short
+        form only; the window of the last tokens still crosses their edges).
+        """
+        state = State(self.tables(ids.shape[1], ids.shape[0]), self.engram_rows(ids), **flags)
+        if apart:
+            state.documents = (ids == BOS).long().cumsum(1)
+        return state
 
     def padded(self, ids: Tensor) -> Tensor:
         """The ids with pad ids appended to a multiple of the window (and of 2)."""
