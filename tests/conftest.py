@@ -6,6 +6,7 @@ What the package keeps in the user's cache folder goes to a temporary one, child
 import atexit
 import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from tests.real_tokenizer import rebuild
 from tests.small_tokenizer import small_tokenizer_json
 
 from twinspark.text.tokenizer import Tokenizer
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell starts jobs in the background so
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # and tests press Ctrl-C
 
 if "TEST_CACHE_HOME" in os.environ:  # so that several runs compile GPU kernels once
     os.environ["XDG_CACHE_HOME"] = os.environ["TEST_CACHE_HOME"]
