@@ -60,6 +60,27 @@ def thread_group(size):
     return [ThreadRank(rank, size, board, barrier) for rank in range(size)]
 
 
+def on_threads(groups, work):
+    """Does `work(group)` for every group at once; results in their order, or what failed first."""
+    found, problems = [None] * len(groups), []
+
+    def run(group):
+        try:
+            found[group.rank] = work(group)
+        except Exception as error:
+            problems.append(error)
+            group.abort()
+
+    threads = [threading.Thread(target=run, args=(group,)) for group in groups]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if problems:
+        raise problems[0]
+    return found
+
+
 def load_ranks(path, size, **settings):
     """A model's parts in rank order."""
     return [load_model(path, group=group, **settings) for group in thread_group(size)]

@@ -4,12 +4,10 @@ They are threads that hand each other tensors; both launch on one stream, so wha
 been written. tests/multigpu has the real pair.
 """
 
-import threading
-
 import pytest
 import torch
 from tests.gpu.rounds import Decoder
-from tests.thread_ranks import thread_group
+from tests.thread_ranks import on_threads, thread_group
 from tests.unit.model.harness import Session, assert_same, prompt
 
 from twinspark.config.paths import compiled_kernels_path, demo_pack_path
@@ -28,25 +26,14 @@ def a_session(model):
     return torch.cat(logits), session.draft(5), session.state(), model.weight_bytes
 
 
-def on_threads(groups, work):
-    found, problems = [None] * len(groups), []
+def on_the_card(groups, work):
+    """As `on_threads`, with the card as each thread's current device."""
 
     def run(group):
-        try:
-            with torch.cuda.device(DEVICE):
-                found[group.rank] = work(group)
-        except Exception as error:
-            problems.append(error)
-            group.abort()
+        with torch.cuda.device(DEVICE):
+            return work(group)
 
-    threads = [threading.Thread(target=run, args=(group,)) for group in groups]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if problems:
-        raise problems[0]
-    return found
+    return on_threads(groups, run)
 
 
 def load(group=None):
@@ -56,7 +43,7 @@ def load(group=None):
 
 def test_two_ranks_equal_one():
     logits, draft, state, size = a_session(load())
-    for found in on_threads(thread_group(2), lambda group: a_session(load(group))):
+    for found in on_the_card(thread_group(2), lambda group: a_session(load(group))):
         assert torch.equal(found[0], logits)
         assert found[1] == draft
         assert_same(found[2], state)
@@ -77,7 +64,7 @@ def test_a_rehearsal_leaves_nothing_behind():
         return decoder.run({0: prompt(5, salt=4)})[0], session.state()
 
     once, again = (
-        on_threads(thread_group(2), lambda group, way=way: rows(group, rehearsed=way))
+        on_the_card(thread_group(2), lambda group, way=way: rows(group, rehearsed=way))
         for way in (False, True)
     )
     for (logits, state), (wanted, left) in zip(again, once, strict=True):

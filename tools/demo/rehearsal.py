@@ -31,6 +31,7 @@ SMALL: dict[str, Any] = {
     "dspark_markov_rank": 32, "hc_sinkhorn_iters": 4,
 }  # fmt: skip
 PACK = Path("src/twinspark/demo/pack")  # its tokenizer serves
+SAME, NUDGES = 1e-6, 7  # of logits in float64; tries that tell a tie between two roundings
 PLAN = Plan(
     tokens=512,
     shares=(
@@ -173,8 +174,9 @@ def _killed_midway(command: list[str], log: Path) -> None:
 def _compare_with_product(folder: Path, demo: Path) -> None:
     """Logits of the product and of the twin on held-out text, both in float64.
 
-    Between rows with nearly equal scores a choice may go the other way, in a model of a few steps
-    above all; so they are to agree on most of several texts.
+    Cached rows are rounded in both. A value that lies on the edge between two roundings may go
+    either way, and from there on logits differ by 1e-5 to 1e-3: that is a tie if a nudge of 1e-8
+    to the twin's embedding undoes it, and a fault if none does.
 
     Raises:
         RuntimeError: they differ.
@@ -192,19 +194,26 @@ def _compare_with_product(folder: Path, demo: Path) -> None:
     twin = Twin(json.loads((folder / "config.json").read_text()), token_map)
     twin.params = {n: p.double() for n, p in twin_params(pack).items()}
     model = load_model(pack, dtype=torch.float64)
+    embed, draw = twin.params["embed.weight"], torch.Generator().manual_seed(0)
+    drawn = (torch.randn(embed.shape, generator=draw, dtype=embed.dtype) for _ in range(NUDGES))
+    nudges = [embed, *(embed * (1 + 1e-8 * one) for one in drawn)]
     worst = []
     for first in (0, 200, 400):
         ids = tokens[first : first + 100]
-        found, _ = twin.logits(torch.tensor([ids]), exact=True, long=True)
         step = StepInput(
             spans=(Span(slot=0, first=0, count=len(ids)),), ids_T=ids, history=((),),
             logit_rows=list(range(len(ids))),
         )  # fmt: skip
         with torch.inference_mode():
             wanted = model.forward(step, model.new_caches(1, len(ids) + 1)).logits_RV
-        worst.append((found[0] - wanted).abs().max().item())
+        for twin.params["embed.weight"] in nudges:
+            found, _ = twin.logits(torch.tensor([ids]), exact=True, long=True)
+            differ = (found[0] - wanted).abs().max().item()
+            if differ <= SAME:
+                break
+        worst.append(differ)
     print(f"{folder}: twin and product differ by {[f'{w:.1e}' for w in worst]} at most")
-    if sorted(worst)[1] > 1e-6:
+    if max(worst) > SAME:
         raise RuntimeError(f"{folder}: the twin and the product compute different logits")
 
 

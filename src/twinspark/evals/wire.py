@@ -49,14 +49,8 @@ class _PlainConnection(http.client.HTTPConnection):
         self._wire.add(self.sock)
 
 
-class _SecureConnection(http.client.HTTPSConnection):
-    def __init__(self, wire: Wire, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._wire = wire
-
-    def connect(self) -> None:
-        super().connect()
-        self._wire.add(self.sock)
+class _SecureConnection(_PlainConnection, http.client.HTTPSConnection):
+    pass
 
 
 class _Plain(urllib.request.HTTPHandler):

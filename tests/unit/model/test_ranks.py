@@ -1,13 +1,12 @@
 """Ranks: shards of several ranks in threads give the bits of one rank (design D17, I10)."""
 
 import functools
-import threading
 
 import pytest
 import torch
 from tests import tiny
 from tests.golden import tiny_weights
-from tests.thread_ranks import ThreadRank, thread_group
+from tests.thread_ranks import ThreadRank, on_threads, thread_group
 from tests.unit.model.harness import Session, assert_same, prompt, tiny_token_map
 
 from twinspark.distributed.collectives import SingleRank, own_shards, sum_shards
@@ -18,26 +17,10 @@ from twinspark.model.loading import load_model
 
 def run_ranks(path, size, work, virtual_shards=2):
     """Run `work(model)` on every rank; results in rank order."""
-    results, problems = [None] * size, []
-
-    def main(group):
-        try:
-            model = load_model(
-                path, virtual_shards=virtual_shards, group=group, token_map=tiny_token_map()
-            )
-            results[group.rank] = work(model)
-        except Exception as error:
-            problems.append(error)
-            group.abort()
-
-    threads = [threading.Thread(target=main, args=(group,)) for group in thread_group(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if problems:
-        raise problems[0]
-    return results
+    settings = {"virtual_shards": virtual_shards, "token_map": tiny_token_map()}
+    return on_threads(
+        thread_group(size), lambda group: work(load_model(path, group=group, **settings))
+    )
 
 
 def a_session(model):
