@@ -10,6 +10,7 @@ from twinspark.kernels.cuda.compile import ARCHITECTURES, compile_cubin
 from twinspark.kernels.exl3 import Exl3Matrix
 from twinspark.kernels.experts import (
     ShardExperts,
+    cuda,
     experts_forward,
     prepare_shard_experts,
     route_rows,
@@ -21,7 +22,6 @@ from twinspark.kernels.experts.cuda import (
     prepare_cuda,
 )
 from twinspark.kernels.experts.plan import (
-    DecodePlan,
     decode_defines,
     num_units,
     plan_decode,
@@ -38,9 +38,8 @@ GPU_SHAPES = [(256, 128, 10, 3), (1152, 256, 20, 6), (640, 384, 12, 4)]
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_decode_compiles(arch: str) -> None:  # all widths are in one kernel
     for warps, codebooks in ((8, 1), (4, 6)):
-        plan = plan_decode(5120, 8, 10**6 if warps == 8 else 1, 132)
-        assert plan.warps == warps
-        cubin = compile_cubin(DECODE_SOURCE, arch=arch, defines=decode_defines(plan, codebooks))
+        assert plan_decode(5120, 8, 10**6 if warps == 8 else 1, 132).warps == warps
+        cubin = compile_cubin(DECODE_SOURCE, arch=arch, defines=decode_defines(warps, codebooks))
         names = (b"experts_hidden", b"experts_act", b"experts_down", b"experts_combine")
         assert all(name in cubin for name in names)
 
@@ -70,8 +69,7 @@ def test_plans_fit_the_devices(bits: int) -> None:
         assert plan.ring >= 2 * stage and plan.resident * (plan.shared + 1536) <= shared + 1024
         for inputs in (128, 640, 1152, 5120):
             for blocks in (1, 10**6):
-                one: DecodePlan = plan_decode(inputs, bits, blocks, 132)
-                assert one.shared + 1536 <= shared
+                assert plan_decode(inputs, bits, blocks, 132).shared + 1536 <= shared
 
 
 def test_units_and_windows() -> None:
@@ -147,6 +145,18 @@ def test_captured_equals_eager() -> None:
                 out.fill_(float("nan"))
             graph.replay()
             assert all(torch.equal(out, eager) for out in outs)
+
+
+@pytest.mark.gpu
+def test_block_sizes_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = [on_gpu(shard_matrices(640, 384, 12))]
+    x, (ids, weights) = rows_of(24, 640), routing(24, 4, 12)
+    given = (x.cuda(), ids.cuda(), weights.cuda(), torch.ones(24, 4).bool().cuda())
+    narrow = call(slice(None), given, shards)
+    monkeypatch.setattr(
+        cuda, "plan_decode", lambda inputs, bits, *_: plan_decode(inputs, bits, 10**6, 1)
+    )
+    assert torch.equal(call(slice(None), given, shards), narrow)
 
 
 @pytest.mark.gpu

@@ -224,12 +224,14 @@ def _decode(
     units, chunks = num_units(hidden), -(-hidden // CHUNK_INPUTS)
     sums = torch.empty(sets, pairs, 2, chunks, width, dtype=torch.float32, device=device)
     plan = plan_decode(hidden, bits, 2 * busy * units * width // 128, num_processors(device.index))
-    module = _module(DECODE_SOURCE, device.index, tuple(decode_defines(plan, codebooks).items()))
+    module = _module(
+        DECODE_SOURCE, device.index, tuple(decode_defines(plan.warps, codebooks).items())
+    )
     module.launch(
         "experts_hidden",
-        (2 * units * (width // (16 * plan.warps)), items, sets),
+        (width // (16 * plan.warps), 2 * units, items * sets),
         32 * plan.warps,
-        (*tables, x_TD, ids_TA, kept_TA, sums, *sizes, hidden, width),
+        (*tables, x_TD, ids_TA, kept_TA, sums, *sizes, items, hidden, width),
         shared=plan.shared,
     )
     act = torch.empty(sets, pairs, width, dtype=torch.float16, device=device)
@@ -242,13 +244,15 @@ def _decode(
     )
     units, chunks = num_units(width), -(-width // CHUNK_INPUTS)
     plan = plan_decode(width, bits, busy * units * hidden // 128, num_processors(device.index))
-    module = _module(DECODE_SOURCE, device.index, tuple(decode_defines(plan, codebooks).items()))
+    module = _module(
+        DECODE_SOURCE, device.index, tuple(decode_defines(plan.warps, codebooks).items())
+    )
     down = torch.empty(sets, pairs, chunks, hidden, dtype=torch.float32, device=device)
     module.launch(
         "experts_down",
-        (units * (hidden // (16 * plan.warps)), items, sets),
+        (hidden // (16 * plan.warps), units, items * sets),
         32 * plan.warps,
-        (*tables, act, ids_TA, kept_TA, down, *sizes, width, hidden),
+        (*tables, act, ids_TA, kept_TA, down, *sizes, items, width, hidden),
         shared=plan.shared,
     )
     module.launch(

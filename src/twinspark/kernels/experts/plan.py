@@ -25,12 +25,10 @@ class DecodePlan:
 
     Attributes:
         warps: of a block, 16 columns each.
-        resident: blocks an SM the compiler must leave registers for.
         shared: dynamic shared memory of a block.
     """
 
     warps: int
-    resident: int
     shared: int
 
 
@@ -80,14 +78,13 @@ def plan_decode(inputs: int, bits: int, blocks: int, processors: int) -> DecodeP
     weights = width // 16 * warps * 32 * bits
     return DecodePlan(
         warps=warps,
-        resident=_DECODE_RESIDENT[warps],
         shared=_DECODE_TILE_ROWS * _DECODE_ROW_BYTES + weights,
     )
 
 
-def decode_defines(plan: DecodePlan, codebooks: int) -> dict[str, int]:
-    """Macros of decode.cu."""
-    return {"WARPS": plan.warps, "RESIDENT": plan.resident, "CODEBOOK_MASK": codebooks}
+def decode_defines(warps: int, codebooks: int) -> dict[str, int]:
+    """Macros of decode.cu for blocks of so many warps."""
+    return {"WARPS": warps, "RESIDENT": _DECODE_RESIDENT[warps], "CODEBOOK_MASK": codebooks}
 
 
 def plan_prompt(bits: int, shared: int, *, wgmma: bool) -> PromptPlan:
