@@ -46,7 +46,7 @@ def test_decode_compiles(arch: str) -> None:  # all widths are in one kernel
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_prompt_compiles(arch: str) -> None:
-    plan = plan_prompt(8, SHARED[arch], wgmma=arch == "sm_90a")
+    plan = plan_prompt(SHARED[arch], wgmma=arch == "sm_90a")
     cubin = compile_cubin(PROMPT_SOURCE, arch=arch, defines=prompt_defines(plan, 1))
     names = (b"experts_group", b"experts_rotate", b"experts_tiles", b"experts_act_tiled")
     assert all(name in cubin for name in (*names, b"experts_add"))
@@ -64,7 +64,7 @@ def test_router_compiles(pieces: int, arch: str) -> None:
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_plans_fit_the_devices(bits: int) -> None:
     for arch, shared in SHARED.items():
-        plan = plan_prompt(bits, shared, wgmma=arch == "sm_90a")
+        plan = plan_prompt(shared, wgmma=arch == "sm_90a")
         stage = plan.rows * 256 + 2048 * bits
         assert plan.ring >= 2 * stage and plan.resident * (plan.shared + 1536) <= shared + 1024
         for inputs in (128, 640, 1152, 5120):

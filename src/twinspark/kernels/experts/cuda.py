@@ -278,7 +278,7 @@ class _Prompt:
         self._index = x_TD.device.index
         num, self._places = ids_TA.shape
         experts = shards[0].num_experts
-        self._plan = _prompt_plan(self._index, max(s.bits for s in shards))
+        self._plan = _prompt_plan(self._index)
         self._module = self._module_of(shards[0])
         self._windows, self._window, self._most = window_bounds(
             num, self._places, experts, self._plan.rows
@@ -306,7 +306,7 @@ class _Prompt:
         hidden = self._x_TD.shape[1]
         width = max(s.width for s in self._shards)
         inputs = self._empty(2, self._window, hidden, dtype=torch.float16)
-        gate_up = self._empty(2, self._window, width, dtype=torch.bfloat16)
+        gate_up = self._empty(2, self._window, width, dtype=torch.float32)
         act = self._empty(self._window, width, dtype=torch.float16)
         y = self._empty(self._window, hidden, dtype=torch.float32)
         several = self._windows > 1
@@ -316,7 +316,7 @@ class _Prompt:
             for window in range(self._windows):
                 self._hidden(shard, window, inputs, gate_up, act)
                 self._down(shard, window, act, y)
-                self._add(window, y, total, out_TD)
+                self._add(shard, window, y, total, out_TD)
 
     def _hidden(
         self, shard: CudaShardExperts, window: int, inputs: Tensor, gate_up: Tensor, act: Tensor
@@ -326,7 +326,7 @@ class _Prompt:
         first = window * groups
         self._module.launch(
             "experts_rotate",
-            (groups, -(-hidden // 512), 1),
+            (groups, -(-hidden // 1024), 1),
             256,
             (
                 *(shard.table, self._x_TD, *where, inputs[0], inputs[1]),
@@ -334,13 +334,12 @@ class _Prompt:
             ),
         )
         self._tiles(shard, window, (inputs[0], inputs[1]), gate_up, hidden, width)
-        up = gate_up.view(-1)[self._window * width :]
         self._module.launch(
             "experts_act_tiled",
-            (groups, width // 128, 1),
-            256,
+            (groups, -(-width // 512), 1),
+            128,
             (
-                *(shard.table, gate_up, up, *where, self._weights_TA, act),
+                *(shard.table, gate_up, *where, self._weights_TA, act),
                 *(self._places, width, _float_bits(shard.limit), first),
             ),
         )
@@ -360,7 +359,11 @@ class _Prompt:
         matrices = 1 if rows[0] is rows[1] else 2
         self._module.launch(
             "experts_tiles",
-            (matrices * outputs // 128, self._most, 1),
+            (
+                matrices * outputs // 128,
+                min(self._most, -(-2 * self._window // self._plan.rows)),
+                1,
+            ),
             256,
             (
                 *(shard.table, self._items[window], self._num_items[window:], *rows, y),
@@ -369,16 +372,18 @@ class _Prompt:
             shared=self._plan.shared,
         )
 
-    def _add(self, window: int, y: Tensor, total: Tensor | None, out_TD: Tensor) -> None:
+    def _add(
+        self, shard: CudaShardExperts, window: int, y: Tensor, total: Tensor | None, out_TD: Tensor
+    ) -> None:
         num, hidden = self._x_TD.shape
-        first, last = int(window == 0), int(window == self._windows - 1)
         self._module.launch(
             "experts_add",
-            (-(-hidden // 512), num, 1),
+            (-(-hidden // 512), -(-num // 8), 1),
             128,
             (
-                *(y, self._row_of_pair, total, out_TD, self._places, hidden),
-                *(window * self._window, self._window, first, last),
+                *(shard.table, y, self._row_of_pair, self._expert_of_group, total, out_TD),
+                *(num, self._places, hidden, window * self._window, self._window),
+                int(window == self._windows - 1),
             ),
         )
 
@@ -393,8 +398,9 @@ class _Prompt:
         return torch.empty(shape, dtype=dtype, device=self._x_TD.device)
 
 
-def _prompt_plan(index: int, bits: int) -> PromptPlan:
-    return plan_prompt(bits, shared_bytes(index), wgmma=capability(index) == (9, 0))
+@cache
+def _prompt_plan(index: int) -> PromptPlan:
+    return plan_prompt(shared_bytes(index), wgmma=capability(index) == (9, 0))
 
 
 @cache
