@@ -26,6 +26,7 @@ from twinspark.kernels.experts.plan import (
     num_units,
     plan_decode,
     plan_prompt,
+    plan_router,
     prompt_defines,
     router_defines,
     window_bounds,
@@ -55,10 +56,11 @@ def test_prompt_compiles(arch: str) -> None:
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("pieces", [1, 2, 3])
 def test_router_compiles(pieces: int, arch: str) -> None:
-    for many in (False, True):
-        defines = router_defines(pieces, 384, many=many)
+    for rows in (8, 9, 257):
+        plan = plan_router(rows, 5120, pieces, SHARED[arch])
+        defines = router_defines(plan, pieces, 384)
         cubin = compile_cubin(ROUTE_SOURCE, arch=arch, defines=defines)
-        assert b"router_logits" in cubin and b"router_select" in cubin
+        assert plan.kernel.encode() in cubin and b"router_select" in cubin
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
@@ -70,6 +72,9 @@ def test_plans_fit_the_devices(bits: int) -> None:
         for inputs in (128, 640, 1152, 5120):
             for blocks in (1, 10**6):
                 assert plan_decode(inputs, bits, blocks, 132).shared + 1536 <= shared
+        for pieces in (1, 2, 3):
+            router = plan_router(4096, 5120, pieces, shared)
+            assert router.stages >= 2 and router.shared + 1536 <= shared
 
 
 def test_units_and_windows() -> None:
@@ -162,7 +167,9 @@ def test_block_sizes_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize(
-    "shape", [(384, 5120, 6), (128, 5120, 3), (8, 128, 4), (6, 256, 3)], ids=str
+    "shape",
+    [(384, 5120, 6), (128, 5120, 3), (8, 128, 4), (6, 256, 3), (70, 96, 2), (20, 1088, 5)],
+    ids=str,
 )
 def test_router_on_gpu(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     experts, inputs, k = shape

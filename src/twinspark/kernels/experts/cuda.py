@@ -32,6 +32,7 @@ from twinspark.kernels.experts.plan import (
     num_units,
     plan_decode,
     plan_prompt,
+    plan_router,
     prompt_defines,
     router_defines,
     window_bounds,
@@ -178,21 +179,20 @@ def route_cuda(
     weights = torch.empty(num, k, dtype=torch.float32, device=device)
     if num == 0:
         return ids, weights
-    many = num > 8
-    defines = router_defines(_PIECES[weight_ED.dtype], experts, many=many)
-    split = num <= 256
-    parts = -(-inputs // CHUNK_INPUTS) if split else 1
+    pieces = _PIECES[weight_ED.dtype]
+    plan = plan_router(num, inputs, pieces, shared_bytes(device.index))
+    defines = router_defines(plan, pieces, experts)
+    parts = -(-inputs // CHUNK_INPUTS) if plan.split else 1
     with torch.cuda.device(device):
         module = _module(ROUTE_SOURCE, device.index, tuple(defines.items()))
         logits = torch.empty(parts, num, experts, dtype=torch.float32, device=device)
-        grid = (
-            -(-experts // (16 * defines["WARPS"])),
-            parts,
-            -(-num // (8 * defines["ROW_TILES"])),
-        )
-        sizes = (num, experts, inputs, x_TD.stride(0))
+        columns, blocks = -(-experts // (16 * plan.warps)), -(-num // (8 * plan.row_tiles))
         module.launch(
-            "router_logits", grid, 32 * defines["WARPS"], (weight_ED, x_TD, logits, *sizes)
+            plan.kernel,
+            (columns, parts, blocks),
+            32 * plan.warps,
+            (weight_ED, x_TD, logits, num, experts, inputs, x_TD.stride(0)),
+            shared=plan.shared,
         )
         marks = None if image_T is None else image_T.view(torch.uint8)
         numbers = (num, experts, parts, k, _float_bits(scale), _float_bits(temperature))

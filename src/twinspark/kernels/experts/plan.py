@@ -16,6 +16,10 @@ _DECODE_RESIDENT = {4: 6, 8: 3}  # blocks an SM the compiler leaves registers fo
 _STATIC_BYTES = 1536  # at most, of a block's own and the system's share
 _TOTAL_ROW_BYTES = 4 * 128
 WINDOW_ROWS = 8192
+MOST_ROUTER_FEW_ROWS = 256
+"""Rows whose inputs are split over blocks; more take a kernel of their own."""
+
+_ROUTER_TILE_INPUTS = 64  # of that kernel
 
 
 @dataclass(frozen=True)
@@ -141,11 +145,50 @@ def window_bounds(rows: int, places: int, experts: int, tile: int) -> tuple[int,
     return -(-most // window), window, items
 
 
-def router_defines(pieces: int, experts: int, *, many: bool) -> dict[str, int]:
-    """Macros of route.cu for weights of so many bf16 pieces, and few or many rows."""
+@dataclass(frozen=True)
+class RouterPlan:
+    """Blocks of the router's products.
+
+    Attributes:
+        kernel: router_logits for few rows, router_logits_many for many.
+        row_tiles: of 8 rows a warp.
+        warps: of a block, 16 experts each.
+        stages: of 64 inputs in shared memory, of the second kernel.
+        split: chunks of inputs go to blocks of their own.
+        shared: dynamic shared memory of a block.
+    """
+
+    kernel: str
+    row_tiles: int
+    warps: int
+    stages: int
+    split: bool
+    shared: int
+
+
+def plan_router(rows: int, inputs: int, pieces: int, shared: int) -> RouterPlan:
+    """Blocks for so many rows and weights of so many bf16 pieces.
+
+    Args:
+        rows: T.
+        inputs: D.
+        pieces: 1 for bf16 weights, 2 for fp16, 3 for fp32.
+        shared: bytes of shared memory a block may have.
+    """
+    split = rows <= MOST_ROUTER_FEW_ROWS
+    if split or inputs % _ROUTER_TILE_INPUTS:
+        return RouterPlan("router_logits", 1 if rows <= 8 else 4, 2, 1, split, 0)
+    stage = 128 * (272 if pieces == 3 else 192) + 64 * 192
+    stages = min(3, (shared - _STATIC_BYTES) // stage)
+    return RouterPlan("router_logits_many", 8, 8, stages, False, stages * stage)
+
+
+def router_defines(plan: RouterPlan, pieces: int, experts: int) -> dict[str, int]:
+    """Macros of route.cu."""
     return {
         "PIECES": pieces,
-        "ROW_TILES": 4 if many else 1,
-        "WARPS": 8 if many else 2,
+        "ROW_TILES": plan.row_tiles,
+        "WARPS": plan.warps,
+        "STAGES": plan.stages,
         "PER_LANE": -(-experts // 32),
     }
