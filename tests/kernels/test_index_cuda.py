@@ -13,6 +13,7 @@ from twinspark.kernels.index.cuda import (
     QUERIES_SOURCE,
     SCORES_SOURCE,
     SELECT_SOURCE,
+    resident_blocks,
     row_pitch,
     rows_at_once,
     scores_defines,
@@ -36,7 +37,10 @@ def test_kernels_compile(heads: int, packed: bool, arch: str) -> None:
         (QUERIES_SOURCE, {"HEADS": heads}),
         (SELECT_SOURCE, {}),
         *(
-            (SCORES_SOURCE, scores_defines(heads, packed=packed, gathered=gathered))
+            (
+                SCORES_SOURCE,
+                scores_defines(heads, packed=packed, gathered=gathered, wgmma=arch == "sm_90a"),
+            )
             for gathered in (False, True)
         ),
     ]
@@ -47,8 +51,10 @@ def test_kernels_compile(heads: int, packed: bool, arch: str) -> None:
 
 def test_blocks_fit_their_devices() -> None:
     for packed in (True, False):
-        for gathered in (True, False):
-            assert scores_shared(32, packed=packed, gathered=gathered) <= min(SHARED.values())
+        shared = scores_shared(32, 8, packed=packed)
+        assert shared <= min(SHARED.values())
+        assert resident_blocks(shared, 233472) == 5  # an H200's multiprocessor
+        assert resident_blocks(shared, 102400) >= 2
 
 
 def test_scratch_is_bounded() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from twinspark.kernels.cuda.launch import CudaModule, num_processors, why_not_launch
+from twinspark.kernels.cuda.launch import CudaModule, capability, num_processors, why_not_launch
 from twinspark.kernels.index.pages import KeyPages, Selected, Wanted
 
 QUERIES_SOURCE = Path(__file__).with_name("queries.cu")
@@ -25,8 +25,8 @@ _TILE = 64  # entries; as TILE in common.cuh
 _ROW_TILE = 8
 _HELD_VALUES = 32768  # MOST in select.cu
 _MOST_BLOCKS = 2048  # MOST_CHOSEN there
-_WARPS = 4
-_RESIDENT = 4  # blocks a processor
+_RESIDENT = 5  # blocks of scores.cu a multiprocessor has registers for
+_SYSTEM_SHARED = 1280  # bytes of shared memory a block takes besides what it is given
 
 
 @dataclass(frozen=True)
@@ -123,16 +123,30 @@ def rows_at_once(wanted: Wanted, pitch: int) -> int:
     return rows if rows < 8 else rows // 8 * 8
 
 
-def scores_defines(heads: int, *, packed: bool, gathered: bool) -> dict[str, int]:
+def scores_defines(heads: int, *, packed: bool, gathered: bool, wgmma: bool) -> dict[str, int]:
     """Macros of scores.cu."""
-    return {"HEADS": heads, "PACKED": int(packed), "GATHERED": int(gathered)}
+    return {
+        "HEADS": heads,
+        "PACKED": int(packed),
+        "GATHERED": int(gathered),
+        "WGMMA": int(wgmma),
+    }
 
 
-def scores_shared(heads: int, *, packed: bool, gathered: bool) -> int:
-    """Bytes of shared memory of a block of scores.cu: its queries, then what its warps read."""
+def scores_shared(heads: int, held: int, *, packed: bool) -> int:
+    """Bytes of shared memory of a block of scores.cu: two tiles of keys, `held` rows' queries."""
     query = -(-heads // 8) * (1024 + 4 * 16 + 4 * 8)
-    stage = _TILE * ((64 if packed else 0) + 12)
-    return (1 if gathered else _ROW_TILE) * query + _WARPS * stage
+    return 2 * _TILE * (68 if packed else 4) + _TILE * 8 + held * query
+
+
+def resident_blocks(shared: int, processor_shared: int) -> int:
+    """Blocks of scores.cu that one multiprocessor takes at once."""
+    return max(1, min(_RESIDENT, processor_shared // (shared + _SYSTEM_SHARED)))
+
+
+@cache
+def _processor_shared(index: int) -> int:
+    return int(torch.cuda.get_device_properties(index).shared_memory_per_multiprocessor)
 
 
 @cache
@@ -198,13 +212,15 @@ def _score(
         ),
     )  # fmt: skip
     gathered = rows.candidates_TB is not None
-    defines = scores_defines(heads, packed=keys.packed, gathered=gathered)
+    wgmma = capability(index) == (9, 0)
+    defines = scores_defines(heads, packed=keys.packed, gathered=gathered, wgmma=wgmma)
     module = _module(SCORES_SOURCE, index, tuple(defines.items()))
-    most_blocks = num * -(-pitch // (_TILE * _WARPS))
+    shared = scores_shared(heads, 1 if gathered else min(num, _ROW_TILE), packed=keys.packed)
+    blocks = resident_blocks(shared, _processor_shared(index)) * num_processors(index)
     module.launch(
         "index_scores",
-        (min(most_blocks, _RESIDENT * num_processors(index)), 1, 1),
-        32 * _WARPS,
+        (min(num * pitch // _TILE, blocks), 1, 1),
+        128,
         (
             numbers, weights, below, tiles, tiles[num:], rows.visible_T, rows.slots_T, keys.data,
             page_table, rows.candidates_TB, *out, num, page_table.shape[1], keys.page_rows,
@@ -212,5 +228,5 @@ def _score(
             rows.candidates_TB.shape[1] if rows.candidates_TB is not None else -1,
             wanted.block_size.bit_length() - 1, int(out[2] is not None),
         ),
-        shared=scores_shared(heads, packed=keys.packed, gathered=gathered),
+        shared=shared,
     )  # fmt: skip
