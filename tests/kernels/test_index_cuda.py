@@ -12,12 +12,14 @@ from twinspark.kernels.index import KeyPages, Wanted
 from twinspark.kernels.index.cuda import (
     QUERIES_SOURCE,
     SCORES_SOURCE,
+    SELECT_SHARED,
     SELECT_SOURCE,
     resident_blocks,
     row_pitch,
     rows_at_once,
     scores_defines,
     scores_shared,
+    takes_all,
 )
 from twinspark.kernels.index.reference import run_scores
 from twinspark.kernels.index_search import Search as Wholesale
@@ -35,7 +37,7 @@ NAMES = {"queries": b"index_queries", "scores": b"index_scores", "select": b"ind
 def test_kernels_compile(heads: int, packed: bool, arch: str) -> None:
     variants = [
         (QUERIES_SOURCE, {"HEADS": heads}),
-        (SELECT_SOURCE, {}),
+        (SELECT_SOURCE, {"STAGED": int(SELECT_SHARED[1] <= SHARED[arch])}),
         *(
             (
                 SCORES_SOURCE,
@@ -55,6 +57,7 @@ def test_blocks_fit_their_devices() -> None:
         assert shared <= min(SHARED.values())
         assert resident_blocks(shared, 233472) == 5  # an H200's multiprocessor
         assert resident_blocks(shared, 102400) >= 2
+    assert SELECT_SHARED[1] <= SHARED["sm_90a"] and SELECT_SHARED[0] <= SHARED["sm_121"]
 
 
 def test_scratch_is_bounded() -> None:
@@ -65,6 +68,14 @@ def test_scratch_is_bounded() -> None:
     assert rows_at_once(replace(whole, scratch_bytes=1), 1 << 20) == 1
     few = replace(whole, top_blocks=0, candidates_TB=torch.zeros(3, 2048, dtype=torch.int32))
     assert row_pitch(few) == 2048 * 8 and row_pitch(replace(few, max_entries=70)) == 128
+
+
+def test_nothing_is_scored_where_rows_take_all() -> None:
+    assert takes_all(Wanted(k=512, max_entries=512))
+    assert not takes_all(Wanted(k=512, max_entries=513))
+    # blocks that are all chosen anyway need no scores either
+    assert takes_all(Wanted(k=512, max_entries=512, block_size=8, top_blocks=64))
+    assert not takes_all(Wanted(k=512, max_entries=512, block_size=8, top_blocks=63))
 
 
 class _Slot:
@@ -206,6 +217,19 @@ def test_cuda_chooses_what_the_reference_does(case: str, kind: str, packed: bool
     found = data.at("cuda").select(on_gpu, "cuda")
     assert torch.equal(found.entries_TK.cpu(), expected.entries_TK)
     assert torch.equal(found.physical_TK.cpu(), expected.physical_TK)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("packed", [True, False])
+def test_rows_that_take_all_skip_missing_pages(packed: bool) -> None:
+    data = random_search(rows=5, entries=200, heads=2, page_rows=8, packed=packed)
+    data.table[0, 3] = -1
+    data.visible[1] = 29
+    for k in (200, 150):  # without scores, and with them
+        wanted = Wanted(k=k, max_entries=200)
+        expected, found = data.select(wanted, "reference"), data.at("cuda").select(wanted, "cuda")
+        assert torch.equal(found.entries_TK.cpu(), expected.entries_TK)
+        assert torch.equal(found.physical_TK.cpu(), expected.physical_TK)
 
 
 @pytest.mark.gpu

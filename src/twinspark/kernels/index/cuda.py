@@ -14,7 +14,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from twinspark.kernels.cuda.launch import CudaModule, capability, num_processors, why_not_launch
+from twinspark.kernels.cuda.launch import (
+    CudaModule,
+    capability,
+    num_processors,
+    shared_bytes,
+    why_not_launch,
+)
 from twinspark.kernels.index.pages import KeyPages, Selected, Wanted
 
 QUERIES_SOURCE = Path(__file__).with_name("queries.cu")
@@ -25,6 +31,9 @@ _TILE = 64  # entries; as TILE in common.cuh
 _ROW_TILE = 8
 _HELD_VALUES = 32768  # MOST in select.cu
 _MOST_BLOCKS = 2048  # MOST_CHOSEN there
+SELECT_SHARED = (128 + 8 * 4096 + 4 * 2048, 128 + 8 * 4096 + 4 * 2048 + 4 * 1024 * 33)
+"""Bytes of shared memory of select.cu, without and with values staged."""
+
 _RESIDENT = 5  # blocks of scores.cu a multiprocessor has registers for
 _SYSTEM_SHARED = 1280  # bytes of shared memory a block takes besides what it is given
 
@@ -96,7 +105,7 @@ def select_cuda(queries: Queries, page_table: Tensor, keys: KeyPages, wanted: Wa
     if wanted.num_blocks:
         blocks_TB = torch.empty(num, wanted.num_blocks, dtype=torch.int32, device=device)
     pitch = row_pitch(wanted)
-    group = rows_at_once(wanted, pitch)
+    group = max(num, 1) if takes_all(wanted) else rows_at_once(wanted, pitch)
     with torch.cuda.device(device):
         for first in range(0, num, group):
             rows = slice(first, first + group)
@@ -105,6 +114,11 @@ def select_cuda(queries: Queries, page_table: Tensor, keys: KeyPages, wanted: Wa
             )
             _search(queries.part(rows), page_table, keys, wanted, pitch, into)
     return Selected(entries_TK, physical_TK, blocks_TB)
+
+
+def takes_all(wanted: Wanted) -> bool:
+    """Whether rows take all they see, so that there is nothing to score."""
+    return wanted.candidates_TB is None and wanted.max_entries <= wanted.k and not wanted.num_blocks
 
 
 def row_pitch(wanted: Wanted) -> int:
@@ -167,12 +181,14 @@ def _search(
     def floats(width: int) -> Tensor:
         return torch.empty(num, width, dtype=torch.float32, device=device)
 
-    tile_max = floats(pitch // _TILE)
-    block_max = floats(pitch // wanted.block_size) if wanted.num_blocks else None
-    scores = floats(pitch)
-    _score(rows, page_table, keys, wanted, pitch, (scores, tile_max, block_max))
+    scores = tile_max = block_max = None
+    if not takes_all(wanted):
+        scores, tile_max = floats(pitch), floats(pitch // _TILE)
+        block_max = floats(pitch // wanted.block_size) if wanted.num_blocks else None
+        _score(rows, page_table, keys, wanted, pitch, (scores, tile_max, block_max))
     candidates = -1 if rows.candidates_TB is None else rows.candidates_TB.shape[1]
-    module = _module(SELECT_SOURCE, device.index, ())
+    staged = SELECT_SHARED[1] <= shared_bytes(device.index)
+    module = _module(SELECT_SOURCE, device.index, (("STAGED", int(staged)),))
     module.launch(
         "index_select",
         (num, 1 if block_max is None else 2, 1),
@@ -183,6 +199,7 @@ def _search(
             wanted.num_blocks, wanted.block_size.bit_length() - 1, pitch, wanted.max_entries,
             candidates, page_table.shape[1], keys.page_rows,
         ),
+        shared=SELECT_SHARED[staged],
     )  # fmt: skip
 
 
