@@ -35,6 +35,7 @@ from twinspark.kernels.experts.plan import (
     plan_router,
     prompt_defines,
     router_defines,
+    router_select_threads,
     window_bounds,
 )
 
@@ -197,7 +198,7 @@ def route_cuda(
         marks = None if image_T is None else image_T.view(torch.uint8)
         numbers = (num, experts, parts, k, _float_bits(scale), _float_bits(temperature))
         args = (logits, bias_E, image_bias_E, marks, ids, weights, *numbers)
-        module.launch("router_select", (num, 1, 1), 128, args)
+        module.launch("router_select", (num, 1, 1), router_select_threads(num, experts), args)
     return ids, weights
 
 

@@ -153,7 +153,7 @@ class RouterPlan:
         kernel: router_logits for few rows, router_logits_many for many.
         row_tiles: of 8 rows a warp.
         warps: of a block, 16 experts each.
-        stages: of 64 inputs in shared memory, of the second kernel.
+        stages: of 64 inputs in shared memory, of the second kernel; 0 for the first.
         split: chunks of inputs go to blocks of their own.
         shared: dynamic shared memory of a block.
     """
@@ -177,7 +177,7 @@ def plan_router(rows: int, inputs: int, pieces: int, shared: int) -> RouterPlan:
     """
     split = rows <= MOST_ROUTER_FEW_ROWS
     if split or inputs % _ROUTER_TILE_INPUTS:
-        return RouterPlan("router_logits", 1 if rows <= 8 else 4, 2, 1, split, 0)
+        return RouterPlan("router_logits", 1 if rows <= 8 else 4, 2, 0, split, 0)
     stage = 128 * (272 if pieces == 3 else 192) + 64 * 192
     stages = min(3, (shared - _STATIC_BYTES) // stage)
     return RouterPlan("router_logits_many", 8, 8, stages, False, stages * stage)
@@ -192,3 +192,8 @@ def router_defines(plan: RouterPlan, pieces: int, experts: int) -> dict[str, int
         "STAGES": plan.stages,
         "PER_LANE": -(-experts // 32),
     }
+
+
+def router_select_threads(rows: int, experts: int) -> int:
+    """Threads of a block that chooses for one row: one an expert, unless blocks are many."""
+    return 128 if rows > MOST_ROUTER_FEW_ROWS else max(128, -(-experts // 32) * 32)

@@ -6,12 +6,13 @@
 // agree, so a lane reads 16 bytes.
 //
 // Macros: PIECES 1 (bf16 weights), 2 (fp16) or 3 (fp32), ROW_TILES of 8 rows a warp, WARPS of a block
-// (16 experts each), PER_LANE experts a lane of router_select, STAGES of router_logits_many.
+// (16 experts each), PER_LANE experts a lane of router_select, STAGES of router_logits_many, or 0 for
+// router_logits instead.
 #include "../exl3/common.cuh"
 
 #define MOST_PLACES 16
 #define STEPS (CHUNK / 32)
-#define AHEAD (ROW_TILES == 1 ? STEPS : ROW_TILES <= 4 ? 8 : 4)  // steps whose weights are asked for at once
+#define AHEAD (PIECES == 3 ? STEPS / 2 : STEPS)  // steps whose weights are asked for at once
 
 #if PIECES == 3
 struct Eight { uint4 a, b; };
@@ -88,10 +89,23 @@ __device__ __forceinline__ void store_logits(
     }
 }
 
-// x [rows][inputs] bf16, `x_pitch` apart; logits [parts][rows][experts]. grid (16 * WARPS experts, parts,
-// 8 * ROW_TILES rows): as many parts as chunks, or 1 that holds the sum over chunks.
+__device__ __forceinline__ void copy_async(u32 to, const void* from, bool is_here) {  // zeros where it is not
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_here ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT> __device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
+#if STAGES == 0
+#define X_LINE (2 * CHUNK + 64)  // bytes of a row in shared memory; 16-byte reads of two rows meet all banks
+
+// x [rows][inputs] bf16, `x_pitch` apart; logits [parts][rows][experts]. A chunk's rows are asked for at once.
+// grid (16 * WARPS experts, parts, 8 * ROW_TILES rows): as many parts as chunks, or 1 that holds the sum
+// over chunks.
 extern "C" __global__ void __launch_bounds__(32 * WARPS) router_logits(
     const void* __restrict__ weights, const u16* x, float* logits, int rows, int experts, int inputs, int x_pitch) {
+  __shared__ __align__(16) unsigned char xs[8 * ROW_TILES * X_LINE];
   const int lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
   const int expert = (blockIdx.x * WARPS + (threadIdx.x >> 5)) * 16 + g, row0 = blockIdx.z * 8 * ROW_TILES;
   const int num_chunks = (inputs + CHUNK - 1) / CHUNK, split = gridDim.y > 1;
@@ -111,17 +125,24 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) router_logits(
         low[i] = load_eight(weights, (u64)expert * inputs + k, step0 + i < steps && expert < experts);
         high[i] = load_eight(weights, (u64)(expert + 8) * inputs + k, step0 + i < steps && expert + 8 < experts);
       }
-      if (chunk == first && step0 == 0) wait_for_producer();
+      if (step0 == 0) {
+        if (chunk == first) wait_for_producer();
+        else __syncthreads();  // the chunk before has been read
+        for (int at = threadIdx.x; at < 8 * ROW_TILES * 4 * STEPS; at += 32 * WARPS) {
+          const int r = at / (4 * STEPS), piece = at % (4 * STEPS);
+          const bool is_here = row0 + r < rows && piece < 4 * steps;
+          copy_async(smem_address(xs) + r * X_LINE + piece * 16,
+                     x + (is_here ? (u64)(row0 + r) * x_pitch + chunk * CHUNK + piece * 8 : 0), is_here);
+        }
+        end_copies();
+        wait_for_copies<0>();
+        __syncthreads();
+      }
 #pragma unroll
       for (int i = 0; i < AHEAD; i++) {
         uint4 b[ROW_TILES];
 #pragma unroll
-        for (int r = 0; r < ROW_TILES; r++) {
-          const int row = row0 + r * 8 + g;
-          b[r] = make_uint4(0, 0, 0, 0);
-          if (row < rows && step0 + i < steps)
-            b[r] = *(const uint4*)(x + (u64)row * x_pitch + chunk * CHUNK + (step0 + i) * 32 + 8 * q);
-        }
+        for (int r = 0; r < ROW_TILES; r++) b[r] = *(const uint4*)(xs + (r * 8 + g) * X_LINE + (step0 + i) * 64 + q * 16);
         if (step0 + i < steps) multiply_step(acc, low[i], high[i], b);
       }
     }
@@ -132,6 +153,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) router_logits(
   }
   store_logits(total, logits + (u64)blockIdx.y * rows * experts, row0, expert, rows, experts);
 }
+#else
 
 // The same for many rows: weights and rows of 64 inputs at a time in shared memory. grid (16 * WARPS
 // experts, 1, 8 * ROW_TILES rows).
@@ -145,9 +167,8 @@ __device__ __forceinline__ void copy_lines(
     u32 to, const char* from, int lines, int there, int bytes, int line, u64 pitch) {
   const int each = bytes / 16;
   for (int i = threadIdx.x; i < lines * each; i += 32 * WARPS) {
-    const int l = i / each, at = (i - l * each) * 16, size = l < there ? 16 : 0;  // zeros past the end
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + l * line + at),
-                 "l"(from + (l < there ? l * pitch : 0) + at), "r"(size) : "memory");
+    const int l = i / each, at = (i - l * each) * 16;
+    copy_async(to + l * line + at, from + (l < there ? l * pitch : 0) + at, l < there);
   }
 }
 extern "C" __global__ void __launch_bounds__(32 * WARPS) router_logits_many(
@@ -168,10 +189,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) router_logits_many(
       copy_lines(to + 16 * WARPS * W_LINE, x_from + tile * TILE_INPUTS * 2, 8 * ROW_TILES, rows - row0,
                  TILE_INPUTS * 2, X_LINE, (u64)x_pitch * 2);
     }
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    end_copies();
     const int now = tile - STAGES + 1;
     if (now < 0) continue;
-    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
+    wait_for_copies<STAGES - 1>();
     __syncthreads();
     const unsigned char* at = shared + now % STAGES * STAGE_BYTES;
     const unsigned char* w_at = at + (16 * warp + g) * W_LINE + q * 8 * W_VALUE;
@@ -198,6 +219,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) router_logits_many(
   }
   store_logits(total, logits, row0, expert0 + 16 * warp + g, rows, experts);
 }
+#endif
 
 __device__ __forceinline__ u32 ordered(float v) {  // larger values, larger numbers
   const u32 b = __float_as_uint(v);
@@ -205,8 +227,8 @@ __device__ __forceinline__ u32 ordered(float v) {  // larger values, larger numb
 }
 // A block chooses for one row: the `places` largest sums of score and bias, equal ones by lower id. ids
 // [rows][places] ascend; weights are scores over their ascending sum, times `scale`. `marked` rows
-// (null: none) take `marked_bias`. grid (rows).
-extern "C" __global__ void __launch_bounds__(128) router_select(
+// (null: none) take `marked_bias`. grid (rows), any whole warps.
+extern "C" __global__ void __launch_bounds__(32 * PER_LANE < 128 ? 128 : 32 * PER_LANE) router_select(
     const float* logits, const float* __restrict__ bias, const float* __restrict__ marked_bias,
     const unsigned char* marked, int* ids, float* weights,
     int rows, int experts, int parts, int places, int scale, int temperature) {
@@ -218,9 +240,10 @@ extern "C" __global__ void __launch_bounds__(128) router_select(
   const int lane = threadIdx.x & 31, row = blockIdx.x;
   wait_for_producer();
   const float* own = marked && marked[row] ? marked_bias : bias;
-  for (int expert = threadIdx.x; expert < 32 * PER_LANE; expert += 128) {
+  for (int expert = threadIdx.x; expert < 32 * PER_LANE; expert += blockDim.x) {
     u32 key = 0;  // smaller than that of any number
     if (expert < experts) {
+      const float added = own[expert];  // asked for with the logits
       const float* p = logits + (u64)row * experts + expert;
       float logit = 0.f;
       for (int part = 0; part < parts; part += 10) {
@@ -235,7 +258,7 @@ extern "C" __global__ void __launch_bounds__(128) router_select(
       logit /= __int_as_float(temperature);
       const float score = sqrtf(fmaxf(logit, 0.f) + log1pf(expf(-fabsf(logit))));
       scores[expert] = score;
-      key = ordered(score + own[expert]);
+      key = ordered(score + added);
     }
     keys[expert] = key;
   }
