@@ -53,8 +53,8 @@ def test_lanes_hold_every_weight_once(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_products_compile(dtype: torch.dtype, arch: str) -> None:
-    plans = [RowsPlan(1, 10, 10), RowsPlan(8, 8, 8), RowsPlan(3, 4, 1), RowsPlan(4, 8, 8)]
-    plan = plans[(TYPES[dtype] + ARCHITECTURES.index(arch)) % 4]
+    plans = [RowsPlan(1, 4, 1), RowsPlan(2, 10, 10), RowsPlan(8, 8, 8)]
+    plan = plans[(TYPES[dtype] + ARCHITECTURES.index(arch)) % 3]
     cubin = compile_cubin(ROWS_SOURCE, arch=arch, defines=rows_defines(dtype, plan))
     assert b"plain_rows" in cubin
     out_warps = (4, 6)[ARCHITECTURES.index(arch)]
@@ -75,8 +75,6 @@ def test_plans() -> None:
             plan = plan_rows(rows, inputs, outputs, 132)
             assert 8 * plan.row_tiles >= rows and plan.warps % plan.split == 0
             assert plan.warps <= 10 and plan.split <= -(-inputs // 512)
-            sums = 512 * plan.row_tiles * plan.warps if plan.split > 1 else 0
-            assert plan.shared + sums + 1024 <= 101376  # of a GB10
     assert plan_rows(6, 5120, 384, 132).split == 10  # few outputs: the inputs are spread
     assert plan_rows(6, 5120, 64640, 132).split == 1
     assert plan_tiles(4096, 384, torch.float16, 132) == TilesPlan(out_warps=6, grid=(32, 4))

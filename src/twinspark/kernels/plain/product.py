@@ -24,8 +24,7 @@ TYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 _GROUP = 32
 _CHUNK_INPUTS = 512
 _TILE_OUTPUTS = 16
-_MOST_SPLIT = {1: 10, 2: 10, 3: 10, 4: 8, 8: 8}  # by row tiles: wider blocks lack registers
-_DEPTH = {1: 8, 2: 8, 3: 4, 4: 4, 8: 2}  # of the ring of x in rows.cu
+_MOST_SPLIT = {1: 10, 2: 10, 4: 8, 8: 8}  # by tiles of 8 rows: wider blocks have too few registers
 _STAGES = 4
 _STAGE_BYTES = 128 * 64 * 2  # of tiles.cu: rows, inputs
 _BLOCK_ROWS = 128
@@ -110,16 +109,11 @@ class RowsPlan:
     warps: int
     split: int
 
-    @property
-    def shared(self) -> int:
-        """Dynamic shared memory of a block: a ring of rows, 16 bytes a thread and row tile."""
-        return 32 * self.warps * 16 * self.row_tiles * _DEPTH[self.row_tiles]
-
 
 def plan_rows(rows: int, inputs: int, outputs: int, processors: int) -> RowsPlan:
     """Split inputs over warps until there are about 16 warps a multiprocessor."""
     tiles, chunks = -(-outputs // _TILE_OUTPUTS), -(-inputs // _CHUNK_INPUTS)
-    row_tiles = next(n for n in _DEPTH if 8 * n >= min(rows, MOST_ROWS))
+    row_tiles = next(n for n in (1, 2, 4, 8) if 8 * n >= min(rows, MOST_ROWS))
     wanted = -(-16 * processors // tiles)
     split = max(1, min(wanted, chunks, _MOST_SPLIT[row_tiles]))
     return RowsPlan(row_tiles=row_tiles, warps=split * max(1, 4 // split), split=split)
@@ -132,7 +126,7 @@ def rows_defines(dtype: torch.dtype, plan: RowsPlan) -> dict[str, int]:
         "ROW_TILES": plan.row_tiles,
         "WARPS": plan.warps,
         "SPLIT": plan.split,
-        "RESIDENT": 3 if plan.row_tiles <= 3 and plan.warps <= 4 else 1,
+        "RESIDENT": 3 if plan.row_tiles <= 2 and plan.warps <= 4 else 1,
     }
 
 
@@ -247,8 +241,7 @@ def _launch_rows(x_TK: Tensor, prepared: CudaPlain, out: Tensor) -> None:
     module = _module(ROWS_SOURCE, index, defines, prepared.cache_dir)
     blocks = -(-outputs // (_TILE_OUTPUTS * (plan.warps // plan.split)))
     grid = (blocks, -(-num // (8 * plan.row_tiles)), 1)
-    args = _args(x_TK, prepared, out)
-    module.launch("plain_rows", grid, 32 * plan.warps, args, shared=plan.shared)
+    module.launch("plain_rows", grid, 32 * plan.warps, _args(x_TK, prepared, out))
 
 
 def _launch_tiles(x_TK: Tensor, prepared: CudaPlain, out: Tensor) -> None:

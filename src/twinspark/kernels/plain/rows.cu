@@ -5,40 +5,42 @@
 // blocks an SM at least.
 #include "common.cuh"
 
-// Groups of weights asked for at once, two batches under way: all of a chunk where many warps share the inputs.
-#define BATCH ((SPLIT >= 8 && ROW_TILES == 1 ? 8 : 4) / (TYPE == TYPE_FP32 ? 2 : 1))
-#define BATCHES (CHUNK_GROUPS / BATCH)  // of a chunk
+#define BATCH (TYPE == TYPE_FP32 || ROW_TILES >= 4 ? 4 : 8)  // groups of weights asked for at once
 #define CELLS (128 * ROW_TILES)            // of a warp
 #define THREADS (32 * WARPS)
 #define OUT_TILES (WARPS / SPLIT)
-#define DEPTH (ROW_TILES <= 2 ? 8 : (ROW_TILES <= 4 ? 4 : 2))
 
 struct Rows { const u16* x; int rows, inputs, pitch; };
-// A ring of DEPTH groups of x: 16 bytes by thread and row tile, each for the thread that asks for them.
-__device__ __forceinline__ void ask(u32 ring, const Rows& in, int group, int last) {
-  const int g = (threadIdx.x & 31) >> 2, k = group * GROUP + 8 * (threadIdx.x & 3);
-  if (group < last)
+#define SUB (ROW_TILES >= 4 ? 1 : 4 / ROW_TILES)  // groups of x asked for ahead of their use
+__device__ __forceinline__ void load_x(uint4 x[SUB][ROW_TILES], const Rows& in, int group) {
+  const int g = (threadIdx.x & 31) >> 2, q = threadIdx.x & 3;
+#pragma unroll
+  for (int b = 0; b < SUB; b++)
 #pragma unroll
     for (int r = 0; r < ROW_TILES; r++) {
-      const int row = 8 * r + g;
-      const bool here = row < in.rows && k < in.inputs;
-      copy_async(ring + ((group % DEPTH * ROW_TILES + r) * THREADS + threadIdx.x) * 16,
-                 in.x + (here ? (u64)row * in.pitch + k : 0), here ? 16 : 0);
+      const int k = (group + b) * GROUP + 8 * q;
+      x[b][r] = make_uint4(0, 0, 0, 0);
+      if (8 * r + g < in.rows && k < in.inputs) x[b][r] = *(const uint4*)(in.x + (u64)(8 * r + g) * in.pitch + k);
     }
-  copies_end();
 }
-__device__ __forceinline__ void multiply_batch(Sums sums[ROW_TILES], const Stored stored[BATCH],
-                                               const unsigned char* ring, u32 ring_at, const Rows& in, int group, int last) {
+__device__ __forceinline__ void multiply_batch(
+    Sums sums[ROW_TILES], const Stored stored[BATCH], uint4 x[SUB][ROW_TILES], const Rows& in, int group, int last) {
 #pragma unroll
-  for (int b = 0; b < BATCH; b++) {
-    copies_wait<DEPTH - 2>();
-    Planes planes;
-    to_planes(planes, stored[b]);
-    if (group + b < last)
+  for (int b = 0; b < BATCH; b += SUB) {
+    uint4 next[SUB][ROW_TILES];
+    load_x(next, in, group + b + SUB);
 #pragma unroll
-      for (int r = 0; r < ROW_TILES; r++)
-        multiply(sums[r], planes, *(const uint4*)(ring + (((group + b) % DEPTH * ROW_TILES + r) * THREADS + threadIdx.x) * 16));
-    ask(ring_at, in, group + b + DEPTH - 1, last);
+    for (int i = 0; i < SUB && b + i < BATCH; i++)
+      if (group + b + i < last) {
+        Planes planes;
+        to_planes(planes, stored[b + i]);
+#pragma unroll
+        for (int r = 0; r < ROW_TILES; r++) multiply(sums[r], planes, x[i][r]);
+      }
+#pragma unroll
+    for (int i = 0; i < SUB; i++)
+#pragma unroll
+      for (int r = 0; r < ROW_TILES; r++) x[i][r] = next[i][r];
   }
 }
 
@@ -47,28 +49,20 @@ __device__ __forceinline__ void multiply_batch(Sums sums[ROW_TILES], const Store
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) plain_rows(
     const uint4* weight, const u16* x, void* y,
     int rows, int inputs, int outputs, int pitch, int wide) {
-  extern __shared__ __align__(128) unsigned char ring[];  // [DEPTH][ROW_TILES][THREADS][16]
 #if SPLIT > 1
   __shared__ float part[WARPS][CELLS];
 #endif
-  const u32 ring_at = smem_address(ring);
   const int tid = threadIdx.x, warp = tid >> 5, g = (tid & 31) >> 2, q = tid & 3;
   const int groups = (inputs + GROUP - 1) / GROUP, chunks = (groups + CHUNK_GROUPS - 1) / CHUNK_GROUPS;
   const int tile = blockIdx.x * OUT_TILES + warp / SPLIT, tiles = (outputs + 15) / 16;
   const bool active = tile < tiles;
   const uint4* mine = weight + (u64)(active ? tile : 0) * groups * (LOADS * 32);
   const int chunk0 = warp % SPLIT;
-  Stored stored[2][BATCH];
-  auto load = [&](Stored to[BATCH], int batch) {  // of all batches that this warp multiplies
-    const int chunk = chunk0 + SPLIT * (batch / BATCHES);
-    if (active && chunk < chunks)
-#pragma unroll
-      for (int b = 0; b < BATCH; b++)
-        to[b] = load_stored(mine, min(chunk * CHUNK_GROUPS + batch % BATCHES * BATCH + b, groups - 1));
-  };
+  Stored stored[BATCH];
   let_consumer_start();
-  load(stored[0], 0);
-  load(stored[1], 1);
+#pragma unroll
+  for (int b = 0; b < BATCH; b++)
+    stored[b] = load_stored(mine, min(chunk0 * CHUNK_GROUPS + b, groups - 1));
   wait_for_producer();
   const u64 row0 = (u64)blockIdx.y * (8 * ROW_TILES);
   rows = min(rows - (int)row0, 8 * ROW_TILES);
@@ -88,15 +82,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) plain_rows(
     for (int r = 0; r < ROW_TILES; r++) clear(sums[r]);
     if (active && chunk < chunks) {
       const int last = min((chunk + 1) * CHUNK_GROUPS, groups);
-#pragma unroll
-      for (int i = 0; i < DEPTH - 1; i++) ask(ring_at, in, chunk * CHUNK_GROUPS + i, last);
+      uint4 ahead[SUB][ROW_TILES];
+      load_x(ahead, in, chunk * CHUNK_GROUPS);
 #pragma unroll 1
-      for (int i = 0; i < BATCHES; i += 2)
+      for (int group = chunk * CHUNK_GROUPS; group < last; group += BATCH) {
+        if (group != chunk0 * CHUNK_GROUPS)
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-          multiply_batch(sums, stored[h], ring, ring_at, in, chunk * CHUNK_GROUPS + (i + h) * BATCH, last);
-          load(stored[h], first / SPLIT * BATCHES + i + h + 2);
-        }
+          for (int b = 0; b < BATCH; b++) stored[b] = load_stored(mine, min(group + b, groups - 1));
+        multiply_batch(sums, stored, ahead, in, group, last);
+      }
     }
 #if SPLIT > 1
     if (first) __syncthreads();

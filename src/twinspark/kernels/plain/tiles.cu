@@ -12,6 +12,18 @@
 #define AHEAD 2  // groups of weights under way
 #define STAGE_BYTES (ROWS * STAGE_GROUPS * GROUP * 2)
 
+__device__ __forceinline__ u32 smem_address(const void* p) {
+  u32 a;
+  asm("{ .reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t; }" : "=r"(a) : "l"(p));
+  return a;
+}
+__device__ __forceinline__ void copy_async(u32 to, const void* from, int bytes) {  // the rest of 16 is 0
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void copies_end() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT> __device__ __forceinline__ void copies_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
 // Eight runs of 16 bytes a row and stage; every other row's halves trade places, so that a warp's reads
 // of two rows meet all banks.
 __device__ __forceinline__ u32 place(int row, int run) { return (u32)(row * 8 + (run ^ ((row & 1) << 2))) * 16; }
