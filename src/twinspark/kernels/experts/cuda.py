@@ -222,10 +222,9 @@ def _decode(
     items = min(experts, num * places) + 1
     busy = min(items, num + 1) * sets  # not fewer experts than those of one row
     sizes = (num, places, experts)
-    processors = num_processors(device.index)
     units, chunks = num_units(hidden), -(-hidden // CHUNK_INPUTS)
     sums = torch.empty(sets, pairs, 2, chunks, width, dtype=torch.float32, device=device)
-    plan = plan_decode(num, hidden, bits, 2 * busy * units * width // 128, processors)
+    plan = plan_decode(hidden, bits, 2 * busy * units * width // 128, num_processors(device.index))
     module = _module(
         DECODE_SOURCE, device.index, tuple(decode_defines(plan.warps, codebooks).items())
     )
@@ -245,7 +244,7 @@ def _decode(
         (*tables, sums, ids_TA, kept_TA, weights_TA, act, *sizes, hidden, width, limit),
     )
     units, chunks = num_units(width), -(-width // CHUNK_INPUTS)
-    plan = plan_decode(num, width, bits, busy * units * hidden // 128, processors)
+    plan = plan_decode(width, bits, busy * units * hidden // 128, num_processors(device.index))
     module = _module(
         DECODE_SOURCE, device.index, tuple(decode_defines(plan.warps, codebooks).items())
     )

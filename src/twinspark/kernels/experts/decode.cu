@@ -18,19 +18,6 @@
 #define MOST_PLACES 16
 #define ASKED 6                   // ids a lane loads at once
 
-// Scales, which no kernel writes, ahead of the wait for the kernel before; volatile: others sink behind it.
-__device__ __forceinline__ uint2 load_scales(const u16* p) {
-  uint2 s;
-  asm volatile("ld.volatile.global.v2.u32 {%0, %1}, [%2];" : "=r"(s.x), "=r"(s.y) : "l"(p));
-  return s;
-}
-// As finish_values, with scales at hand.
-__device__ __forceinline__ void finish_four(float v[4], uint2 s) {
-  hadamard(v);
-  v[0] *= half_to_float(s.x & 0xffff); v[1] *= half_to_float(s.x >> 16);
-  v[2] *= half_to_float(s.y & 0xffff); v[3] *= half_to_float(s.y >> 16);
-}
-
 struct Item { int expert, count; u16 pairs[MOST_ROWS], rows[MOST_ROWS]; };
 
 __device__ __forceinline__ int id_of(const int* ids, const unsigned char* kept, int at) {
@@ -147,7 +134,7 @@ __device__ __forceinline__ void multiply_rows(
     const u32* tiles, u32 xs_at, u32 full_at, int width, const Sums& sums, const u16* pairs, int count) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = 2 * (lane & 3);
   const PlacesOf<BITS> at = places_of<BITS>(lane);
-  const u32 x_at = xs_at + min(lane & 7, count - 1) * XPITCH * 2 + (lane >> 3) * 16;
+  const u32 x_at = xs_at + (lane & 7) * XPITCH * 2 + (lane >> 3) * 16;
   float acc[4] = {};
 #pragma unroll 1
   for (int part = 0; part < width / 128; part++) {
@@ -213,8 +200,8 @@ __device__ __forceinline__ void products(
   __shared__ u32 seen[SEEN_WORDS];
   __shared__ Item item;
   __shared__ Matrix matrix;
-  u16* xs = (u16*)shared;                                        // [8 or all rows][XPITCH]
-  u32* tiles = (u32*)(shared + min(rows, TILE_ROWS) * XPITCH * 2);  // [k tile][WARPS][8 * bits]
+  u16* xs = (u16*)shared;                                   // [8][XPITCH]
+  u32* tiles = (u32*)(shared + TILE_ROWS * XPITCH * 2);     // [k tile][WARPS][8 * bits]
   const int column_block = blockIdx.x, unit = DOWN ? blockIdx.y : blockIdx.y >> 1;
   const int which = DOWN ? 2 : blockIdx.y & 1, width = unit_width(unit, num_units(inputs), inputs);
   int number = blockIdx.z, shard = 0;
@@ -289,15 +276,14 @@ extern "C" __global__ void __launch_bounds__(128) experts_act(
   const int num_chunks = (inputs + CHUNK - 1) / CHUNK;
   const u64 set_pitch = (u64)num_chunks * width, pair_at = ((u64)shard * all + pair);
   const float weight = place == places ? 1.f : __ldcg(weights + at);
-  const uint2 gate_scales = load_scales(m[0].svh + column), up_scales = load_scales(m[1].svh + column);
-  const uint2 down_scales = load_scales(m[2].suh + column);
   wait_for_producer();
   float gate[4], up[4];
   sum_chunks(work + pair_at * 2 * set_pitch + column, width, num_chunks, gate);
   sum_chunks(work + (pair_at * 2 + 1) * set_pitch + column, width, num_chunks, up);
-  finish_four(gate, gate_scales);
-  finish_four(up, up_scales);
-  *(uint2*)(out + pair_at * width + column) = activate(gate, up, weight, __int_as_float(limit), down_scales);
+  finish_values(gate, m[0].svh + column);
+  finish_values(up, m[1].svh + column);
+  *(uint2*)(out + pair_at * width + column) =
+      activate(gate, up, weight, __int_as_float(limit), *(const uint2*)(m[2].suh + column));
 }
 
 // Finished outputs of a row's experts, added by ascending expert, the shared one last: bf16
@@ -311,24 +297,16 @@ extern "C" __global__ void __launch_bounds__(256) experts_combine(
   const int lane = threadIdx.x & 31, row = blockIdx.y, shard = blockIdx.z;
   const int column = blockIdx.x * 128 + 4 * lane, num_chunks = (inputs + CHUNK - 1) / CHUNK;
   const Tables tables = {t0, t1, t2, t3};
-  int place = threadIdx.x >> 5, expert;
-  uint2 scales;
-  auto ask = [&]() {  // ids are older than the kernel ahead, as in experts_down
-    expert = place > places ? -1 : place == places ? experts : id_of(ids, kept, row * places + place);
-    if (expert >= 0) scales = load_scales(tables.of(shard)[expert * 3 + 2].svh + column);
-  };
-  ask();
   wait_for_producer();
-  while (place <= places) {
+  for (int place = threadIdx.x >> 5; place <= places; place += 8) {
+    const int expert = place == places ? experts : id_of(ids, kept, row * places + place);
     float v[4] = {0.f, 0.f, 0.f, 0.f};
     if (expert >= 0) {
       const u64 pair = ((u64)shard * rows + row) * (places + 1) + place;
       sum_chunks(work + pair * num_chunks * outputs + column, outputs, num_chunks, v);
-      finish_four(v, scales);
+      finish_values(v, tables.of(shard)[expert * 3 + 2].svh + column);
     }
     finished[place][lane] = make_float4(v[0], v[1], v[2], v[3]);
-    place += 8;
-    ask();
   }
   __syncthreads();
   if (threadIdx.x >= 32) return;

@@ -66,11 +66,10 @@ def num_units(inputs: int) -> int:
     return inputs // CHUNK_INPUTS + int(rest > _PART_INPUTS or inputs < CHUNK_INPUTS)
 
 
-def plan_decode(rows: int, inputs: int, bits: int, blocks: int, processors: int) -> DecodePlan:
+def plan_decode(inputs: int, bits: int, blocks: int, processors: int) -> DecodePlan:
     """Blocks of 128 columns, or of 64 where a few large ones would leave multiprocessors idle.
 
     Args:
-        rows: T.
         inputs: K of the product.
         bits: the widest matrix.
         blocks: busy blocks of 128 columns.
@@ -82,7 +81,7 @@ def plan_decode(rows: int, inputs: int, bits: int, blocks: int, processors: int)
     weights = width // 16 * warps * 32 * bits
     return DecodePlan(
         warps=warps,
-        shared=min(rows, _DECODE_TILE_ROWS) * _DECODE_ROW_BYTES + weights,
+        shared=_DECODE_TILE_ROWS * _DECODE_ROW_BYTES + weights,
     )
 
 
