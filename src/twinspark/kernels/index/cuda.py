@@ -2,8 +2,8 @@
 
 A score's bits depend on its query and key only, a choice on its row's scores; nothing here waits
 for the device. Memory that grows with rows times entries stays within `Wanted.scratch_bytes`.
-Arithmetic is in queries.cu, scores.cu and select.cu. Letters: T rows, N index heads, P rotated
-pairs, K chosen entries, B candidate blocks. Read next: `kernels/cuda/launch.py`.
+Arithmetic is in queries.cu, scores.cu, scores_many.cu and select.cu. Letters: T rows, N index
+heads, P rotated pairs, K chosen entries, B candidate blocks. Read next: `kernels/cuda/launch.py`.
 """
 
 import struct
@@ -25,6 +25,7 @@ from twinspark.kernels.index.pages import KeyPages, Selected, Wanted
 
 QUERIES_SOURCE = Path(__file__).with_name("queries.cu")
 SCORES_SOURCE = Path(__file__).with_name("scores.cu")
+MANY_SCORES_SOURCE = Path(__file__).with_name("scores_many.cu")
 SELECT_SOURCE = Path(__file__).with_name("select.cu")
 WIDTH = 128
 _TILE = 64  # entries; as TILE in common.cuh
@@ -34,8 +35,17 @@ _MOST_BLOCKS = 2048  # MOST_CHOSEN there
 SELECT_SHARED = (128 + 8 * 4096 + 4 * 2048, 128 + 8 * 4096 + 4 * 2048 + 4 * 1024 * 33)
 """Bytes of shared memory of select.cu, without and with values staged."""
 
-_RESIDENT = 5  # blocks of scores.cu a multiprocessor has registers for
-_SYSTEM_SHARED = 1280  # bytes of shared memory a block takes besides what it is given
+_WARPS = 4
+_RESIDENT = 4  # blocks of scores.cu on a multiprocessor
+_MANY_RESIDENT = 5  # blocks of scores_many.cu
+
+MANY_ROWS = 256
+"""Rows scored together from which scores_many.cu takes them.
+
+On an H200, 2,048 rows of 32K packed keys (504 at once) took 4,668 us before it and the choice of
+today, 2,816 with both. 1 to 24 rows of 128K to 1M keys were 2 to 10 % slower with it, 6 rows with
+candidate blocks up to 15 %. Counts in between and keys in bf16 were not measured.
+"""
 
 
 @dataclass(frozen=True)
@@ -137,30 +147,37 @@ def rows_at_once(wanted: Wanted, pitch: int) -> int:
     return rows if rows < 8 else rows // 8 * 8
 
 
-def scores_defines(heads: int, *, packed: bool, gathered: bool, wgmma: bool) -> dict[str, int]:
+def takes_many(num: int, wanted: Wanted, device: tuple[int, int], *, packed: bool) -> bool:
+    """Whether scores_many.cu scores a group of rows; the bits are the same.
+
+    Args:
+        num: rows of the group.
+        wanted: what is chosen.
+        device: compute capability.
+        packed: the keys' pages are.
+    """
+    together = packed and wanted.candidates_TB is None
+    return num >= MANY_ROWS and together and device == (9, 0)
+
+
+def scores_defines(heads: int, *, packed: bool, gathered: bool) -> dict[str, int]:
     """Macros of scores.cu."""
-    return {
-        "HEADS": heads,
-        "PACKED": int(packed),
-        "GATHERED": int(gathered),
-        "WGMMA": int(wgmma),
-    }
+    return {"HEADS": heads, "PACKED": int(packed), "GATHERED": int(gathered)}
 
 
-def scores_shared(heads: int, held: int, *, packed: bool) -> int:
-    """Bytes of shared memory of a block of scores.cu: two tiles of keys, `held` rows' queries."""
-    query = -(-heads // 8) * (1024 + 4 * 16 + 4 * 8)
-    return 2 * _TILE * (68 if packed else 4) + _TILE * 8 + held * query
+def scores_shared(heads: int, *, packed: bool, gathered: bool) -> int:
+    """Bytes of shared memory of a block of scores.cu: its queries, then what its warps read."""
+    stage = _TILE * ((64 if packed else 0) + 12)
+    return (1 if gathered else _ROW_TILE) * _query_bytes(heads) + _WARPS * stage
 
 
-def resident_blocks(shared: int, processor_shared: int) -> int:
-    """Blocks of scores.cu that one multiprocessor takes at once."""
-    return max(1, min(_RESIDENT, processor_shared // (shared + _SYSTEM_SHARED)))
+def many_scores_shared(heads: int) -> int:
+    """Bytes of shared memory of a block of scores_many.cu: two tiles of keys, then its queries."""
+    return 2 * _TILE * 68 + _TILE * 8 + _ROW_TILE * _query_bytes(heads)
 
 
-@cache
-def _processor_shared(index: int) -> int:
-    return int(torch.cuda.get_device_properties(index).shared_memory_per_multiprocessor)
+def _query_bytes(heads: int) -> int:
+    return -(-heads // 8) * (1024 + 4 * 16 + 4 * 8)
 
 
 @cache
@@ -228,22 +245,25 @@ def _score(
             tiles, tiles[num:], num, rows.cos_TP.shape[1], scale,
         ),
     )  # fmt: skip
+    queries = (numbers, weights, below, tiles, tiles[num:], rows.visible_T, rows.slots_T)
+    sizes = (page_table.shape[1], keys.page_rows, keys.data.shape[1], pitch, wanted.max_entries)
+    blocks = (wanted.block_size.bit_length() - 1, int(out[2] is not None))
+    args = (*queries, keys.data, page_table, *out, *sizes, *blocks)
+    if takes_many(num, wanted, capability(index), packed=keys.packed):
+        module = _module(MANY_SCORES_SOURCE, index, (("HEADS", heads),))
+        grid = min(num * pitch // _TILE, _MANY_RESIDENT * num_processors(index))
+        shared = many_scores_shared(heads)
+        module.launch("index_scores_many", (grid, 1, 1), 32 * _WARPS, args, shared=shared)
+        return
     gathered = rows.candidates_TB is not None
-    wgmma = capability(index) == (9, 0)
-    defines = scores_defines(heads, packed=keys.packed, gathered=gathered, wgmma=wgmma)
+    defines = scores_defines(heads, packed=keys.packed, gathered=gathered)
     module = _module(SCORES_SOURCE, index, tuple(defines.items()))
-    shared = scores_shared(heads, 1 if gathered else min(num, _ROW_TILE), packed=keys.packed)
-    blocks = resident_blocks(shared, _processor_shared(index)) * num_processors(index)
+    grid = min(num * -(-pitch // (_TILE * _WARPS)), _RESIDENT * num_processors(index))
+    candidates = -1 if rows.candidates_TB is None else rows.candidates_TB.shape[1]
     module.launch(
         "index_scores",
-        (min(num * pitch // _TILE, blocks), 1, 1),
-        128,
-        (
-            numbers, weights, below, tiles, tiles[num:], rows.visible_T, rows.slots_T, keys.data,
-            page_table, rows.candidates_TB, *out, num, page_table.shape[1], keys.page_rows,
-            keys.data.shape[1], pitch, wanted.max_entries,
-            rows.candidates_TB.shape[1] if rows.candidates_TB is not None else -1,
-            wanted.block_size.bit_length() - 1, int(out[2] is not None),
-        ),
-        shared=shared,
-    )  # fmt: skip
+        (grid, 1, 1),
+        32 * _WARPS,
+        (*args, num, rows.candidates_TB, candidates),
+        shared=scores_shared(heads, packed=keys.packed, gathered=gathered),
+    )
