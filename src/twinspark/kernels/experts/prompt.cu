@@ -264,7 +264,7 @@ __device__ __forceinline__ void multiply_item(const Ring& ring, unsigned char* s
   const PlacesOf<BITS> at = places_of<BITS>(lane);
   const u32 shared_at = smem_address(shared), full = smem_address(ring.full), empty = smem_address(ring.empty);
   const int stages = ring.stages, parts = ring.parts, stage_bytes = ring.stage_bytes, x_bytes = ring.x_bytes;
-  const int lag = stages > 3 ? 2 : 1;  // parts that slower warps may be behind
+  const int lag = stages > 2 ? 2 : 1;  // parts that slower warps may be behind
 #if TOTALS_SHARED
   float4* total = (float4*)(shared + RING_BYTES) + tid;
 #else
