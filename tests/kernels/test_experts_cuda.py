@@ -39,7 +39,7 @@ GPU_SHAPES = [(256, 128, 10, 3), (1152, 256, 20, 6), (640, 384, 12, 4)]
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_decode_compiles(arch: str) -> None:  # all widths are in one kernel
     for warps, codebooks in ((8, 1), (4, 6)):
-        assert plan_decode(5120, 8, 10**6 if warps == 8 else 1, 132).warps == warps
+        assert plan_decode(5120, 8, 6, 10**6 if warps == 8 else 1, 132).warps == warps
         cubin = compile_cubin(DECODE_SOURCE, arch=arch, defines=decode_defines(warps, codebooks))
         names = (b"experts_hidden", b"experts_act", b"experts_down", b"experts_combine")
         assert all(name in cubin for name in names)
@@ -71,10 +71,21 @@ def test_plans_fit_the_devices(bits: int) -> None:
         assert plan.ring >= 2 * stage and plan.resident * (plan.shared + 1536) <= shared + 1024
         for inputs in (128, 640, 1152, 5120):
             for blocks in (1, 10**6):
-                assert plan_decode(inputs, bits, blocks, 132).shared + 1536 <= shared
+                assert plan_decode(inputs, bits, 6, blocks, 132).shared + 1536 <= shared
         for pieces in (1, 2, 3):
             router = plan_router(4096, 5120, pieces, shared)
             assert router.stages >= 2 and router.shared + 1536 <= shared
+
+
+@pytest.mark.parametrize(
+    ("rows", "hidden", "down"), [(1, 8, 8), (2, 8, 8), (6, 8, 4), (24, 8, 8), (64, 8, 8)]
+)
+def test_warps_of_a_full_size_layer(rows: int, hidden: int, down: int) -> None:
+    busy = rows + 1
+    blocks = 2 * busy * num_units(5120) * 1152 // 128, busy * num_units(1152) * 5120 // 128
+    assert plan_decode(5120, 3, rows, blocks[0], 132).warps == hidden  # as measured
+    assert plan_decode(1152, 3, rows, blocks[1], 132).warps == down
+    assert plan_decode(256, 3, rows, 20, 132).warps == 4  # large blocks would leave most idle
 
 
 def test_units_and_windows() -> None:
@@ -159,7 +170,7 @@ def test_block_sizes_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     given = (x.cuda(), ids.cuda(), weights.cuda(), torch.ones(24, 4).bool().cuda())
     narrow = call(slice(None), given, shards)
     monkeypatch.setattr(
-        cuda, "plan_decode", lambda inputs, bits, *_: plan_decode(inputs, bits, 10**6, 1)
+        cuda, "plan_decode", lambda inputs, bits, *_: plan_decode(inputs, bits, 24, 10**6, 1)
     )
     assert torch.equal(call(slice(None), given, shards), narrow)
 

@@ -222,9 +222,10 @@ def _decode(
     items = min(experts, num * places) + 1
     busy = min(items, num + 1) * sets  # not fewer experts than those of one row
     sizes = (num, places, experts)
+    processors = num_processors(device.index)
     units, chunks = num_units(hidden), -(-hidden // CHUNK_INPUTS)
     sums = torch.empty(sets, pairs, 2, chunks, width, dtype=torch.float32, device=device)
-    plan = plan_decode(hidden, bits, 2 * busy * units * width // 128, num_processors(device.index))
+    plan = plan_decode(hidden, bits, num, 2 * busy * units * width // 128, processors)
     module = _module(
         DECODE_SOURCE, device.index, tuple(decode_defines(plan.warps, codebooks).items())
     )
@@ -244,7 +245,7 @@ def _decode(
         (*tables, sums, ids_TA, kept_TA, weights_TA, act, *sizes, hidden, width, limit),
     )
     units, chunks = num_units(width), -(-width // CHUNK_INPUTS)
-    plan = plan_decode(width, bits, busy * units * hidden // 128, num_processors(device.index))
+    plan = plan_decode(width, bits, num, busy * units * hidden // 128, processors)
     module = _module(
         DECODE_SOURCE, device.index, tuple(decode_defines(plan.warps, codebooks).items())
     )
