@@ -223,12 +223,15 @@ __device__ __forceinline__ uint2 rotate_four(const Four& f, int type, uint2 suh)
   o.y = to_half2(clamp_half(v[2]), clamp_half(v[3]));
   return o;
 }
+// Four values times their scales.
+__device__ __forceinline__ void scale_four(float v[4], uint2 s) {
+  v[0] *= half_to_float(s.x & 0xffff); v[1] *= half_to_float(s.x >> 16);
+  v[2] *= half_to_float(s.y & 0xffff); v[3] *= half_to_float(s.y >> 16);
+}
 // Rotates a row's 128 outputs and scales them; `svh` is that of the lane's first.
 __device__ __forceinline__ void finish_values(float v[4], const u16* svh) {
   hadamard(v);
-  const uint2 s = *(const uint2*)svh;
-  v[0] *= half_to_float(s.x & 0xffff); v[1] *= half_to_float(s.x >> 16);
-  v[2] *= half_to_float(s.y & 0xffff); v[3] *= half_to_float(s.y >> 16);
+  scale_four(v, *(const uint2*)svh);
 }
 struct Output { const u16 *svh, *bias; void* y; int type; };
 // Rotates a row's 128 outputs, scales, adds the bias and stores; `column` is the lane's first.
