@@ -14,6 +14,10 @@ namespace cached {
 #include "../cache_rows/row.cuh"
 }
 
+// More than are launched: with few registers a thread, blocks of the next product still find room beside these.
+#define MOST_THREADS 640
+#define SUMS_AHEAD 10  // chunk sums of 5,120 inputs
+
 __device__ __forceinline__ void prefetch(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
@@ -21,7 +25,7 @@ __device__ __forceinline__ void prefetch(const void* p) {
 // Blocks x: 0 query latents [M, rank], 1 window rows [M, HEAD] to `kv` (unless null) and to row targets[m] of the
 // table (unless negative or null), 2 and 3 fp32 results. work: [chunks][M][columns] of each, one after another.
 // grid (parts, M); dynamic shared memory for the wider of the first two rows; at least NORM_THREADS threads.
-extern "C" __global__ void __launch_bounds__(512) latents_finish(
+extern "C" __global__ void __launch_bounds__(MOST_THREADS) latents_finish(
     const float* work, int M, int chunks, int eps_bits,
     const u16* q_svh, const float* q_norm, u16* q, int rank,
     const u16* kv_svh, const void* kv_norm, int kv_norm_type, u16* kv, const float* cos, const float* sin,
@@ -51,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(512) latents_finish(
   for (int column = 4 * threadIdx.x; column < columns; column += 4 * blockDim.x) {
     const uint2 scale = *(const uint2*)(svh + column);
     float f[4];
-    sum_chunks(from + column, (u64)M * columns, chunks, f);
+    sum_chunks<SUMS_AHEAD>(from + column, (u64)M * columns, chunks, f);
     hadamard(f);
     scale_four(f, scale);
     if (part < 2) *(uint2*)(held + column) = make_uint2(to_bf162(f[0], f[1]), to_bf162(f[2], f[3]));
