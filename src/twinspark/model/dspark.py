@@ -68,17 +68,16 @@ class DSpark:
             caches: written.
         """
         starts = [0] * caches.layout.num_slots
-        positions_T, targets_T = rows.positions_T, None
+        inv_freq, targets_T = self._attention[0].inv_freq, None
         if rows.places is not None and rows.reads_rings:
-            targets_T = rows.places.written_T
+            targets_T, angles = rows.places.written_T, rows.angles(inv_freq)
         elif rows.places is not None:
             staged = rows.staged(starts)
-            written, targets_T = staged.written, staged.written_targets
-            positions_T, taps = positions_T[written], taps[written]
+            targets_T, taps = staged.written_targets, taps[staged.written]
+            angles = Angles(rows.positions_T[staged.written], inv_freq)
         else:
             plan = rows.window(starts)
-            positions_T, taps = positions_T[plan.written], taps[plan.written]
-        angles = Angles(positions_T, self._attention[0].inv_freq)
+            taps, angles = taps[plan.written], Angles(rows.positions_T[plan.written], inv_freq)
         main_TD = self._main_proj(taps)
         main_TD = rms_norm_rows(main_TD, self._main_norm_D, eps=self._config.rms_norm_eps)
         rings = [
