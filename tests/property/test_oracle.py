@@ -125,6 +125,7 @@ def test_the_companies_above_reused_prefixes_and_kept_drafts():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(7200)
 @examples(400)
 @given(SCENE.companies, configs, cancels, patterns)
 def test_many_more_companies(company, chosen, cancelled, pattern):
@@ -132,6 +133,7 @@ def test_many_more_companies(company, chosen, cancelled, pattern):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(7200)
 @examples(100)
 @given(SCENE.companies, configs, cancels, st.booleans())
 def test_many_more_companies_on_two_ranks(company, chosen, cancelled, split):
