@@ -6,8 +6,8 @@ Steps run one after another. Each has a limit of its own and leaves what it said
 that fails or is out of time does not hold up the others. Written after every step: `trial.json`,
 with what ran, how long, how it ended, and the figures the steps wrote.
 
-Where one command may take ten minutes only, three do: `--only "cards,facts,doctor,prebuild,one
-card,exchange,bits"`, then `fails`, then `model,rank alone`.
+All of it takes about ten minutes on two H200s. Where a command may take no longer, two do: `--only
+"cards,facts,doctor,prebuild,one card,exchange,bits,fails"`, then `companies,model,rank alone`.
 """
 
 import argparse
@@ -93,6 +93,11 @@ STEPS = (
         name="bits",
         command=python(*PYTEST, "-m", "multigpu", "tests/multigpu/test_pair_bits.py"),
         limit_s=240,
+    ),
+    Step(
+        name="companies",
+        command=python(*PYTEST, "-m", "multigpu", "tests/multigpu/test_pair_companies.py"),
+        limit_s=280,
     ),
     Step(
         name="fails",

@@ -360,11 +360,16 @@ def test_errors_of_shared_paths_have_the_clients_shape(client, server) -> None:
     assert "type" not in plain and plain["error"]["code"] == "model_not_found"
 
 
-def test_the_model_list_is_read(client, engine) -> None:
+def test_the_model_list_is_read(client, engine, server) -> None:
     (model,) = client.models.list(limit=5)
     assert (model.id, model.type, model.display_name) == ("tiny", "model", "tiny")
     assert model.created_at.tzinfo is not None
-    assert model.max_input_tokens == engine.ready.max_context_tokens
+    longest = engine.ready.max_context_tokens - 1
+    assert model.max_input_tokens == longest
+    url = server.url + "/v1/completions"
+    for length, status in ((longest, 200), (longest + 1, 400)):
+        body = {"model": "tiny", "prompt": [5] * length, "max_tokens": 1}
+        assert httpx.post(url, json=body).status_code == status
 
 
 LIMITED = r"`max_tokens` exceed context limit: (\d+) \+ (\d+) > (\d+), decrease input length"

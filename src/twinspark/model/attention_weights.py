@@ -6,6 +6,7 @@ heads, H head size, K list entries, R rank of queries, S shards, G groups.
 Read next: `kernels/attention/attend.py`, `kernels/sparse_attention.py`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,11 +15,13 @@ from torch import Tensor
 from twinspark.kernels.attention.attend import attend_rows
 from twinspark.kernels.cache_rows.rows import window_rows
 from twinspark.kernels.cache_rows.source import RowSource
+from twinspark.kernels.latents import Latents, latents
 from twinspark.kernels.plain.norm import rms_norm_rows
 from twinspark.kernels.rms_norm import rms_norm
 from twinspark.kernels.rounding import qdq8
 from twinspark.kernels.sparse_attention import clear_invalid, sparse_attention
-from twinspark.model.linear import ModelLoader, ShardBank, shard_slice
+from twinspark.model.joined import JoinedLinears, latent_weights
+from twinspark.model.linear import Linear, ModelLoader, ShardBank, shard_slice
 from twinspark.model.rows import Angles
 from twinspark.model.streams import outputs_of
 
@@ -102,8 +105,24 @@ Lists = Gathered | Listed
 class AttentionWeights:
     """Projections of one layer. Heads, groups and wo_b's inputs are cut into virtual shards."""
 
-    def __init__(self, loader: ModelLoader, prefix: str, ratio: int) -> None:
-        """Load `{prefix}.*`, where prefix is layers.L.attn or mtp.i.attn."""
+    def __init__(
+        self,
+        loader: ModelLoader,
+        prefix: str,
+        ratio: int,
+        *,
+        beside: Sequence[Linear] = (),
+        index_queries: Linear | None = None,
+    ) -> None:
+        """Load `{prefix}.*`, where prefix is layers.L.attn or mtp.i.attn.
+
+        Args:
+            loader: where from.
+            prefix: of the names.
+            ratio: of the layer.
+            beside: the compressor's matrices, which take what `latents` takes.
+            index_queries: the indexer's matrix, which takes what `queries` takes.
+        """
         config = loader.config
         heads, groups, total = config.num_attention_heads, config.o_groups, loader.virtual_shards
         self._config = config
@@ -123,6 +142,11 @@ class AttentionWeights:
             loader,
             [loader.matrix(f"{prefix}.wq_b", cols=part) for part in loader.own_columns(size)],
         )
+        own = (self._wq_a, self._wkv, *beside)
+        self._latents = latent_weights(own, self._q_norm, self._kv_norm, config.rms_norm_eps)
+        self._queries = JoinedLinears(
+            [linear for linear in (self._wq_b.alone, index_queries) if linear is not None]
+        )
         self._wo_a = ShardBank(
             loader,
             [
@@ -137,6 +161,33 @@ class AttentionWeights:
                 for s in loader.shards
             ],
         )
+
+    @property
+    def window_product(self) -> Linear:
+        """The matrix of window rows."""
+        return self._wkv
+
+    def latents(
+        self, x_TD: Tensor, angles: Angles, ring: RowSource | None, targets_T: Tensor | None
+    ) -> Latents | None:
+        """What all of a call's rows need of x where they are placed, in one go.
+
+        Args:
+            x_TD: inputs.
+            angles: rotation of the rows' positions.
+            ring: where window rows go; None gives them back.
+            targets_T: int32, row of the ring; -1 leaves a row out.
+
+        Returns:
+            `query_rank`, `store_key_value` and the products with `beside` in fp32, which may be
+            left out; None where a matrix is plain.
+        """
+        if self._latents is None:
+            return None
+        return latents(
+            x_TD, self._latents, angles.cos_TP, angles.sin_TP,
+            store=ring, targets_T=targets_T, keep_window=ring is None,
+        )  # fmt: skip
 
     def key_value(self, x_TD: Tensor, angles: Angles) -> Tensor:
         """Window rows [T, H]: projected, normed, rotated and rounded (3.4)."""
@@ -154,28 +205,49 @@ class AttentionWeights:
             ring: where.
             targets_T: int32, row of the ring; -1 leaves a row out.
         """
+        return self.store_window(self._wkv(x_TD), angles, ring, targets_T)
+
+    def store_window(
+        self, raw_TH: Tensor, angles: Angles, ring: RowSource | None, targets_T: Tensor | None
+    ) -> Tensor:
+        """The same from x's product with `window_product`."""
         return window_rows(
-            self._wkv(x_TD), self._kv_norm, angles.cos_TP, angles.sin_TP,
+            raw_TH, self._kv_norm, angles.cos_TP, angles.sin_TP,
             eps=self._config.rms_norm_eps, store=ring, targets_T=targets_T,
         )  # fmt: skip
+
+    def placed_block(self, x_TD: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
+        """Window rows that go into no ring, and query ranks."""
+        found = self.latents(x_TD, angles, None, None)
+        if found is not None and found.window_TH is not None:
+            return found.window_TH, found.queries_TR
+        return self.store_key_value(x_TD, angles, None, None), self.query_rank(x_TD)
 
     def query_rank(self, x_TD: Tensor) -> Tensor:
         """Query ranks qr [T, R], shared by queries and the indexer (3.4)."""
         return rms_norm_rows(self._wq_a(x_TD), self._q_norm, eps=self._config.rms_norm_eps)
 
-    def attend(self, qr_TR: Tensor, angles: Angles, lists: Lists) -> Tensor:
+    def queries(self, qr_TR: Tensor, *, with_index: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Queries [T, N, H] of query ranks; also the indexer's product where one go makes both."""
+        index_TO = None
+        if with_index and self._queries.is_joined:
+            q_TO, index_TO = self._queries(qr_TR)
+        else:
+            q_TO = self._wq_b.side_by_side(qr_TR)
+        # no norm per head (model specification, trap 9)
+        return q_TO.view(len(qr_TR), -1, self._config.head_dim), index_TO
+
+    def attend(self, q_TNH: Tensor, angles: Angles, lists: Lists) -> Tensor:
         """Attention over a list of rows per query, and the output projection (3.8).
 
         Args:
-            qr_TR: query ranks.
+            q_TNH: queries, not rotated.
             angles: rotation of the queries' positions.
             lists: of each query.
 
         Returns:
             as `outputs_of` gives it.
         """
-        # no norm per head (model specification, trap 9)
-        q_TNH = self._wq_b.side_by_side(qr_TR).view(len(qr_TR), -1, self._config.head_dim)
         if isinstance(lists, Listed):
             return self._project(self._over_listed(q_TNH, angles, lists))
         return self._project(self._over_gathered(q_TNH, angles, lists))

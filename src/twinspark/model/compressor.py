@@ -4,6 +4,8 @@ Owns the pooling of ratio-2 pairs across call boundaries (model specification 3.
 of the call, B completed entries, H head size. Read next: `kernels/compressor.py`, `indexer.py`.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -15,7 +17,7 @@ from twinspark.kernels.compressor import pool_pair
 from twinspark.kernels.places.places import EntryPlaces
 from twinspark.kernels.rms_norm import rms_norm
 from twinspark.kernels.rounding import qdq4x32
-from twinspark.model.linear import ModelLoader
+from twinspark.model.linear import Linear, ModelLoader
 from twinspark.model.rows import Rows
 
 
@@ -35,10 +37,21 @@ class Compressor:
         self._wk = loader.linear(f"{prefix}.indexer.wk")
         self._k_norm = loader.plain(f"{prefix}.indexer.k_norm.weight")
 
-    def publish(self, x_TD: Tensor, rows: Rows, caches: Caches) -> None:
-        """Write the rows and keys of every entry these rows complete, and the ring."""
+    @property
+    def products(self) -> tuple[Linear, ...]:
+        """The matrices that x is multiplied by."""
+        return (self._wkv,) if self._wgate is None else (self._wkv, self._wgate)
+
+    def publish(
+        self, x_TD: Tensor, rows: Rows, caches: Caches, *, products: Sequence[Tensor] = ()
+    ) -> None:
+        """Write the rows and keys of every entry these rows complete, and the ring.
+
+        `products` are those of x with `self.products`, fp32 [T, H], or none: then they are made.
+        """
         if rows.places is not None:
-            self._publish_placed(x_TD, rows.places.entries[self.ratio], caches)
+            products = products or [linear.wide(x_TD) for linear in self.products]
+            self._publish_placed(products, rows.places.entries[self.ratio], caches, x_TD.dtype)
             return
         plan = rows.entries(self.ratio)
         kv_TH = self._wkv.wide(x_TD)
@@ -57,14 +70,16 @@ class Compressor:
         # the table rounds: rounding rows of small scale twice would move them (trap 11)
         caches.rows(self.layer).write(plan.targets, angles.rotate(latent_BH))
 
-    def _publish_placed(self, x_TD: Tensor, entries: EntryPlaces, caches: Caches) -> None:
+    def _publish_placed(
+        self, products: Sequence[Tensor], entries: EntryPlaces, caches: Caches, dtype: torch.dtype
+    ) -> None:
         """The same for every row of the call; rows that complete no entry write nothing."""
-        gate_TH = self._wgate.wide(x_TD) if self._wgate is not None else None
+        kv_TH, gate_TH = products if self._wgate is not None else (products[0], None)
         rows, keys = caches.rows(self.layer), caches.keys(self.layer)
         assert isinstance(rows, PagedRows) and isinstance(keys, PagedRows)
         latent_TH = pool_rows(
-            self._wkv.wide(x_TD), gate_TH, self._norm_H, entries.target_T,
-            eps=self._eps, dtype=x_TD.dtype,
+            kv_TH, gate_TH, self._norm_H, entries.target_T,
+            eps=self._eps, dtype=dtype,
             ring=caches.ring(self.layer) if gate_TH is not None else None,
             ring_T=entries.ring_T, previous_T=entries.previous_T,
             ring_rows=caches.layout.ring_rows,

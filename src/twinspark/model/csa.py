@@ -32,9 +32,13 @@ class Attention:
         self._config = config
         self.layer = layer
         self.ratio = config.ratio(layer)
-        self._weights = AttentionWeights(loader, f"layers.{layer}.attn", self.ratio)
         self._compressor = Compressor(loader, layer) if config.owns_kv(layer) else None
         self._indexer = Indexer(loader, layer) if config.owns_index(layer) else None
+        self._weights = AttentionWeights(
+            loader, f"layers.{layer}.attn", self.ratio,
+            beside=self._compressor.products if self._compressor is not None else (),
+            index_queries=self._indexer.queries if self._indexer is not None else None,
+        )  # fmt: skip
 
     def __call__(
         self, x_TD: Tensor, rows: Rows, kept: Rows, caches: Caches, call: CallState
@@ -43,6 +47,10 @@ class Attention:
 
         Order: window rows, compressor, keys and main rows, scores and selection, attention.
         """
+        if kept is rows and rows.places is not None and rows.reads_rings:
+            found = self._in_one_go(x_TD, rows, rows.places, caches, call)
+            if found is not None:
+                return found
         window = self._write_window(x_TD, rows, caches)
         if self._compressor is not None:
             self._compressor.publish(x_TD, rows, caches)
@@ -52,11 +60,28 @@ class Attention:
             call.narrow(places, kept)
         if not len(kept):
             return x_TD
-        qr_TR = self._weights.query_rank(x_TD)
-        lists: Lists = window.read()
+        return self._read(x_TD, self._weights.query_rank(x_TD), window.read(), kept, caches, call)
+
+    def _in_one_go(
+        self, x_TD: Tensor, rows: Rows, places: Places, caches: Caches, call: CallState
+    ) -> Tensor | None:
+        """The same for rows that all write and read, by one op for what they take of x; or None."""
+        angles, ring = rows.angles(self._weights.inv_freq), caches.window(self.layer).source
+        found = self._weights.latents(x_TD, angles, ring, places.written_T)
+        if found is None:
+            return None
+        if self._compressor is not None:
+            self._compressor.publish(x_TD, rows, caches, products=found.others)
+        window = self._placed_window(ring, places)
+        return self._read(x_TD, found.queries_TR, window, rows, caches, call)
+
+    def _read(
+        self, x_TD: Tensor, qr_TR: Tensor, lists: Lists, kept: Rows, caches: Caches, call: CallState
+    ) -> Tensor:
+        q_TNH, index_TO = self._weights.queries(qr_TR, with_index=kept.places is not None)
         if self.ratio > 0:
-            lists = lists.after(self._selection(x_TD, qr_TR, kept, caches, call))
-        return self._weights.attend(qr_TR, kept.angles(self._weights.inv_freq), lists)
+            lists = lists.after(self._selection(x_TD, qr_TR, index_TO, kept, caches, call))
+        return self._weights.attend(q_TNH, kept.angles(self._weights.inv_freq), lists)
 
     def _write_window(self, x_TD: Tensor, rows: Rows, caches: Caches) -> Staged | Listed:
         """Write the rows' window rows; the windows that they read."""
@@ -74,13 +99,16 @@ class Attention:
         angles = rows.angles(self._weights.inv_freq)
         if rows.reads_rings:
             self._weights.store_key_value(x_TD, angles, ring.source, places.written_T)
-            late = self.layer > self._config.first_decoder_layer
-            return Listed(((ring.source, places.late_TW if late else places.window_TW),))
+            return self._placed_window(ring.source, places)
         plan = rows.staged(starts)
         before = ring.read(plan.previous)
         kv_TH = self._weights.store_key_value(x_TD, angles, ring.source, plan.targets_T)
         stage = RowSource("plain", torch.cat([before, kv_TH]))
         return Listed(((stage, plan.lists_TW),))
+
+    def _placed_window(self, ring: RowSource, places: Places) -> Listed:
+        late = self.layer > self._config.first_decoder_layer
+        return Listed(((ring, places.late_TW if late else places.window_TW),))
 
     def _window_starts(self, caches: Caches) -> Sequence[int]:
         # layer F writes its window for every prompt row, so only layers above it start late
@@ -89,13 +117,21 @@ class Attention:
         return caches.window_start
 
     def _selection(
-        self, x_TD: Tensor, qr_TR: Tensor, rows: Rows, caches: Caches, call: CallState
+        self,
+        x_TD: Tensor,
+        qr_TR: Tensor,
+        index_TO: Tensor | None,
+        rows: Rows,
+        caches: Caches,
+        call: CallState,
     ) -> Lists:
         source = self._config.index_source(self.layer)
         if self._indexer is None:
             return call.selections[source]
         if rows.places is not None:
-            found: Lists = self._indexer.select_placed(x_TD, qr_TR, rows, caches, call)
+            found: Lists = self._indexer.select_placed(
+                x_TD, qr_TR, rows, caches, call, index_TO=index_TO
+            )
         else:
             entries_TK = self._indexer.select(x_TD, qr_TR, rows, caches, call)
             found = self._gather(entries_TK, rows, caches, x_TD.dtype)

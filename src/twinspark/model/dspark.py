@@ -20,6 +20,7 @@ from twinspark.kernels.head import markov_rows, why_not_markov_rows
 from twinspark.kernels.plain.norm import rms_norm_rows
 from twinspark.model.attention_weights import AttentionWeights, Gathered, Listed, Lists
 from twinspark.model.decode import DraftRound
+from twinspark.model.joined import JoinedLinears
 from twinspark.model.layer import Layer
 from twinspark.model.linear import ModelLoader
 from twinspark.model.rows import Angles, Rows
@@ -51,6 +52,7 @@ class DSpark:
         self._norm_D = loader.plain(f"{last}.norm.weight")
         self._layers = [Layer(loader, f"mtp.{i}", first + i) for i in range(count)]
         self._attention = [AttentionWeights(loader, f"mtp.{i}.attn", 0) for i in range(count)]
+        self._windows = JoinedLinears([weights.window_product for weights in self._attention])
         self._markov_embed_VR = loader.plain(f"{last}.markov_head.embed.weight", loader.dtype)
         head_name = f"{last}.markov_head.head.weight"
         self._markov_head = loader.plain_linear(head_name)
@@ -66,25 +68,29 @@ class DSpark:
             caches: written.
         """
         starts = [0] * caches.layout.num_slots
-        positions_T, targets_T = rows.positions_T, None
+        inv_freq, targets_T = self._attention[0].inv_freq, None
         if rows.places is not None and rows.reads_rings:
-            targets_T = rows.places.written_T
+            targets_T, angles = rows.places.written_T, rows.angles(inv_freq)
         elif rows.places is not None:
             staged = rows.staged(starts)
-            written, targets_T = staged.written, staged.written_targets
-            positions_T, taps = positions_T[written], taps[written]
+            targets_T, taps = staged.written_targets, taps[staged.written]
+            angles = Angles(rows.positions_T[staged.written], inv_freq)
         else:
             plan = rows.window(starts)
-            positions_T, taps = positions_T[plan.written], taps[plan.written]
-        angles = Angles(positions_T, self._attention[0].inv_freq)
+            taps, angles = taps[plan.written], Angles(rows.positions_T[plan.written], inv_freq)
         main_TD = self._main_proj(taps)
         main_TD = rms_norm_rows(main_TD, self._main_norm_D, eps=self._config.rms_norm_eps)
-        for i, attention in enumerate(self._attention):
-            ring = caches.window(self._config.num_hidden_layers + i)
-            if targets_T is not None:
-                attention.store_key_value(main_TD, angles, ring.source, targets_T)
-            else:
+        rings = [
+            caches.window(self._config.num_hidden_layers + i) for i in range(len(self._attention))
+        ]
+        if targets_T is None:
+            for ring, attention in zip(rings, self._attention, strict=True):
                 ring.write(plan.targets, attention.key_value(main_TD, angles))
+            return
+        for ring, attention, raw_TH in zip(
+            rings, self._attention, self._windows(main_TD), strict=True
+        ):
+            attention.store_window(raw_TH, angles, ring.source, targets_T)
 
     def draft(
         self, requests: Sequence[DraftRequest], caches: Caches, pick: Pick | None
@@ -125,18 +131,21 @@ class DSpark:
             # every query of a block reads the same list: context, then the whole block
             lists: Lists
             if self._is_placed:
-                block_TH = attention.store_key_value(x_TD, reader.angles, None, None)
+                block_TH, qr_TR = attention.placed_block(x_TD, reader.angles)
                 block = RowSource("plain", block_TH)
                 lists = Listed(
                     ((ring.source, reader.context_TW), (block, reader.spread(reader.block_nB)))
                 )
             else:
-                block_TH = attention.key_value(x_TD, reader.angles)
+                block_TH, qr_TR = (
+                    attention.key_value(x_TD, reader.angles), attention.query_rank(x_TD)
+                )  # fmt: skip
                 context_nWH = ring.read(reader.context_nW.clamp(min=0))
                 block_nBH = block_TH.view(*reader.block_nB.shape, -1)
                 rows = torch.cat([context_nWH, block_nBH], dim=1).to(compute_dtype(x_TD.dtype))
                 lists = Gathered(reader.spread(rows), reader.spread(reader.valid_nK))
-            return attention.attend(attention.query_rank(x_TD), reader.angles, lists)
+            q_TNH, _ = attention.queries(qr_TR)
+            return attention.attend(q_TNH, reader.angles, lists)
 
         return attend
 

@@ -17,7 +17,7 @@ from twinspark.kernels.index import Wanted, select_entries
 from twinspark.kernels.index_search import Search, search
 from twinspark.kernels.rounding import qdq4x32
 from twinspark.model.attention_weights import Listed, Lists
-from twinspark.model.linear import ModelLoader
+from twinspark.model.linear import Linear, ModelLoader
 from twinspark.model.rows import Rows
 
 
@@ -62,6 +62,11 @@ class Indexer:
         self._wq_b = loader.linear(f"{prefix}.wq_b")
         self._weights_proj = loader.plain_linear(f"{prefix}.weights_proj.weight")
 
+    @property
+    def queries(self) -> Linear:
+        """The matrix that query ranks are multiplied by."""
+        return self._wq_b
+
     def select(
         self, x_TD: Tensor, qr_TR: Tensor, rows: Rows, caches: Caches, call: CallState
     ) -> Tensor:
@@ -91,9 +96,21 @@ class Indexer:
         return entries_TK
 
     def select_placed(
-        self, x_TD: Tensor, qr_TR: Tensor, rows: Rows, caches: Caches, call: CallState
+        self,
+        x_TD: Tensor,
+        qr_TR: Tensor,
+        rows: Rows,
+        caches: Caches,
+        call: CallState,
+        *,
+        index_TO: Tensor | None = None,
     ) -> Listed:
-        """The same where rows are placed: the chosen compressed rows where they lie."""
+        """The same where rows are placed: the chosen compressed rows where they lie.
+
+        `index_TO` is the product of query ranks with `queries`, None if it is still to be made.
+        """
+        if index_TO is None:
+            index_TO = self._wq_b(qr_TR)
         config, angles = self._config, rows.angles(self._inv_freq)
         table, keys = caches.rows(self.source), caches.keys(self.source)
         assert rows.places is not None and isinstance(table, PagedRows)
@@ -101,7 +118,7 @@ class Indexer:
         is_source = self.layer == config.candidate_source_layer_id
         is_bound = config.uses_candidates(self.layer)
         found = select_entries(
-            self._wq_b(qr_TR).view(len(rows), config.index_n_heads, config.index_head_dim),
+            index_TO.view(len(rows), config.index_n_heads, config.index_head_dim),
             self._weights_proj(x_TD),
             angles.cos_TP,
             angles.sin_TP,

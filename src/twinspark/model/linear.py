@@ -327,6 +327,11 @@ class ShardBank:
         if 1 < len(packed) == len(matrices) and why_not_many(packed) is None:
             self._many = prepare_many(packed)
 
+    @property
+    def alone(self) -> Linear | None:
+        """The matrix where it is one, and multiplied by as such."""
+        return self._single[0] if len(self._single) == 1 else None
+
     def __call__(self, x: Tensor) -> Tensor:
         """Products [S, T, O] in x's dtype of rows [S, T, K], or of rows [T, K] that all share."""
         if self._stacked is not None:

@@ -44,7 +44,10 @@ class Angles:
         if positions_T.is_cuda:
             positions_T = positions_T.int()
         self.cos_TP, self.sin_TP = rope_angles(positions_T, inv_freq)
-        self._minus_sin_TP = -self.sin_TP
+
+    @cached_property
+    def _minus_sin_TP(self) -> Tensor:
+        return -self.sin_TP
 
     def rotate(self, x: Tensor) -> Tensor:
         """Rotate the last dimensions of [T, H] or [T, N, H]."""

@@ -57,5 +57,6 @@ def _entry(state: ServerState, ready: Ready, name: str) -> dict[str, Any]:
         "root": ready.model_name,
         "max_model_len": ready.max_context_tokens,
         "context_length": ready.max_context_tokens,
-        "max_input_tokens": ready.max_context_tokens,
+        # a reply is one token at least
+        "max_input_tokens": ready.max_context_tokens - 1,
     }

@@ -223,12 +223,15 @@ __device__ __forceinline__ uint2 rotate_four(const Four& f, int type, uint2 suh)
   o.y = to_half2(clamp_half(v[2]), clamp_half(v[3]));
   return o;
 }
+// Four values times their scales.
+__device__ __forceinline__ void scale_four(float v[4], uint2 s) {
+  v[0] *= half_to_float(s.x & 0xffff); v[1] *= half_to_float(s.x >> 16);
+  v[2] *= half_to_float(s.y & 0xffff); v[3] *= half_to_float(s.y >> 16);
+}
 // Rotates a row's 128 outputs and scales them; `svh` is that of the lane's first.
 __device__ __forceinline__ void finish_values(float v[4], const u16* svh) {
   hadamard(v);
-  const uint2 s = *(const uint2*)svh;
-  v[0] *= half_to_float(s.x & 0xffff); v[1] *= half_to_float(s.x >> 16);
-  v[2] *= half_to_float(s.y & 0xffff); v[3] *= half_to_float(s.y >> 16);
+  scale_four(v, *(const uint2*)svh);
 }
 struct Output { const u16 *svh, *bias; void* y; int type; };
 // Rotates a row's 128 outputs, scales, adds the bias and stores; `column` is the lane's first.
@@ -244,16 +247,17 @@ __device__ __forceinline__ void finish_row(float v[4], const Output& out, u64 ro
   else if (out.type == TYPE_BF16) *(uint2*)((u16*)out.y + at) = make_uint2(to_bf162(v[0], v[1]), to_bf162(v[2], v[3]));
   else *(uint2*)((u16*)out.y + at) = make_uint2(to_half2(v[0], v[1]), to_half2(v[2], v[3]));
 }
-// Chunk sums of a row's four columns, added ascending; 16 loads are under way at a time.
+// Chunk sums of a row's four columns, added ascending; AHEAD loads are under way at a time.
+template <int AHEAD = 16>
 __device__ __forceinline__ void sum_chunks(const float* p, u64 step, int chunks, float v[4]) {
   v[0] = v[1] = v[2] = v[3] = 0.f;
-  for (int c = 0; c < chunks; c += 16) {
-    float4 t[16];
+  for (int c = 0; c < chunks; c += AHEAD) {
+    float4 t[AHEAD];
 #pragma unroll
-    for (int i = 0; i < 16; i++)
+    for (int i = 0; i < AHEAD; i++)
       if (c + i < chunks) t[i] = __ldcg((const float4*)(p + (c + i) * step));
 #pragma unroll
-    for (int i = 0; i < 16; i++)
+    for (int i = 0; i < AHEAD; i++)
       if (c + i < chunks) {
         const bool set = c + i == 0;  // the first sum is taken as it is
         v[0] = set ? t[i].x : v[0] + t[i].x; v[1] = set ? t[i].y : v[1] + t[i].y;

@@ -206,7 +206,8 @@ def module_of(
 
 
 @cache
-def _rows_plan(index: int, rows: int, inputs: int, outputs: int, bits: int) -> RowsPlan:
+def rows_plan(index: int, rows: int, inputs: int, outputs: int, bits: int) -> RowsPlan:
+    """`plan_rows` for a CUDA device."""
     return plan_rows(rows, inputs, outputs, bits, device_of(index))
 
 
@@ -222,7 +223,7 @@ def _launch_rows(x_MK: Tensor, prepared: CudaExl3, y_MN: Tensor) -> None:
     num, inputs = x_MK.shape
     outputs, index = prepared.out_features, x_MK.device.index
     chunks, x_type, pitch = -(-inputs // CHUNK_INPUTS), TYPES[x_MK.dtype], x_MK.stride(0)
-    plan = _rows_plan(index, num, inputs, outputs, prepared.bits)
+    plan = rows_plan(index, num, inputs, outputs, prepared.bits)
     defines = rows_defines(prepared.bits, prepared.codebook, plan)
     module = module_of(ROWS_SOURCE, index, tuple(defines.items()), prepared.cache_dir)
     sums = torch.empty(chunks, num, outputs, dtype=torch.float32, device=x_MK.device)
