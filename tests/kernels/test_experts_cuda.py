@@ -10,6 +10,7 @@ from twinspark.kernels.cuda.compile import ARCHITECTURES, compile_cubin
 from twinspark.kernels.exl3 import Exl3Matrix
 from twinspark.kernels.experts import (
     ShardExperts,
+    cuda,
     experts_forward,
     prepare_shard_experts,
     route_rows,
@@ -21,11 +22,11 @@ from twinspark.kernels.experts.cuda import (
     prepare_cuda,
 )
 from twinspark.kernels.experts.plan import (
-    DecodePlan,
     decode_defines,
     num_units,
     plan_decode,
     plan_prompt,
+    plan_router,
     prompt_defines,
     router_defines,
     window_bounds,
@@ -38,16 +39,15 @@ GPU_SHAPES = [(256, 128, 10, 3), (1152, 256, 20, 6), (640, 384, 12, 4)]
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_decode_compiles(arch: str) -> None:  # all widths are in one kernel
     for warps, codebooks in ((8, 1), (4, 6)):
-        plan = plan_decode(5120, 8, 10**6 if warps == 8 else 1, 132)
-        assert plan.warps == warps
-        cubin = compile_cubin(DECODE_SOURCE, arch=arch, defines=decode_defines(plan, codebooks))
+        assert plan_decode(5120, 8, 6, 10**6 if warps == 8 else 1, 132).warps == warps
+        cubin = compile_cubin(DECODE_SOURCE, arch=arch, defines=decode_defines(warps, codebooks))
         names = (b"experts_hidden", b"experts_act", b"experts_down", b"experts_combine")
         assert all(name in cubin for name in names)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_prompt_compiles(arch: str) -> None:
-    plan = plan_prompt(8, SHARED[arch], wgmma=arch == "sm_90a")
+    plan = plan_prompt(SHARED[arch], wgmma=arch == "sm_90a")
     cubin = compile_cubin(PROMPT_SOURCE, arch=arch, defines=prompt_defines(plan, 1))
     names = (b"experts_group", b"experts_rotate", b"experts_tiles", b"experts_act_tiled")
     assert all(name in cubin for name in (*names, b"experts_add"))
@@ -56,22 +56,36 @@ def test_prompt_compiles(arch: str) -> None:
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("pieces", [1, 2, 3])
 def test_router_compiles(pieces: int, arch: str) -> None:
-    for many in (False, True):
-        defines = router_defines(pieces, 384, many=many)
+    for rows in (8, 9, 257):
+        plan = plan_router(rows, 5120, pieces, SHARED[arch])
+        defines = router_defines(plan, pieces, 384)
         cubin = compile_cubin(ROUTE_SOURCE, arch=arch, defines=defines)
-        assert b"router_logits" in cubin and b"router_select" in cubin
+        assert plan.kernel.encode() in cubin and b"router_select" in cubin
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_plans_fit_the_devices(bits: int) -> None:
     for arch, shared in SHARED.items():
-        plan = plan_prompt(bits, shared, wgmma=arch == "sm_90a")
+        plan = plan_prompt(shared, wgmma=arch == "sm_90a")
         stage = plan.rows * 256 + 2048 * bits
         assert plan.ring >= 2 * stage and plan.resident * (plan.shared + 1536) <= shared + 1024
         for inputs in (128, 640, 1152, 5120):
             for blocks in (1, 10**6):
-                one: DecodePlan = plan_decode(inputs, bits, blocks, 132)
-                assert one.shared + 1536 <= shared
+                assert plan_decode(inputs, bits, 6, blocks, 132).shared + 1536 <= shared
+        for pieces in (1, 2, 3):
+            router = plan_router(4096, 5120, pieces, shared)
+            assert router.stages >= 2 and router.shared + 1536 <= shared
+
+
+@pytest.mark.parametrize(
+    ("rows", "hidden", "down"), [(1, 8, 8), (2, 8, 8), (6, 8, 4), (24, 8, 8), (64, 8, 8)]
+)
+def test_warps_of_a_full_size_layer(rows: int, hidden: int, down: int) -> None:
+    busy = rows + 1
+    blocks = 2 * busy * num_units(5120) * 1152 // 128, busy * num_units(1152) * 5120 // 128
+    assert plan_decode(5120, 3, rows, blocks[0], 132).warps == hidden  # as measured
+    assert plan_decode(1152, 3, rows, blocks[1], 132).warps == down
+    assert plan_decode(256, 3, rows, 20, 132).warps == 4  # large blocks would leave most idle
 
 
 def test_units_and_windows() -> None:
@@ -150,9 +164,23 @@ def test_captured_equals_eager() -> None:
 
 
 @pytest.mark.gpu
+def test_block_sizes_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = [on_gpu(shard_matrices(640, 384, 12))]
+    x, (ids, weights) = rows_of(24, 640), routing(24, 4, 12)
+    given = (x.cuda(), ids.cuda(), weights.cuda(), torch.ones(24, 4).bool().cuda())
+    narrow = call(slice(None), given, shards)
+    monkeypatch.setattr(
+        cuda, "plan_decode", lambda inputs, bits, *_: plan_decode(inputs, bits, 24, 10**6, 1)
+    )
+    assert torch.equal(call(slice(None), given, shards), narrow)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize(
-    "shape", [(384, 5120, 6), (128, 5120, 3), (8, 128, 4), (6, 256, 3)], ids=str
+    "shape",
+    [(384, 5120, 6), (128, 5120, 3), (8, 128, 4), (6, 256, 3), (70, 96, 2), (20, 1088, 5)],
+    ids=str,
 )
 def test_router_on_gpu(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     experts, inputs, k = shape

@@ -32,8 +32,10 @@ from twinspark.kernels.experts.plan import (
     num_units,
     plan_decode,
     plan_prompt,
+    plan_router,
     prompt_defines,
     router_defines,
+    router_select_threads,
     window_bounds,
 )
 
@@ -178,26 +180,25 @@ def route_cuda(
     weights = torch.empty(num, k, dtype=torch.float32, device=device)
     if num == 0:
         return ids, weights
-    many = num > 8
-    defines = router_defines(_PIECES[weight_ED.dtype], experts, many=many)
-    split = num <= 256
-    parts = -(-inputs // CHUNK_INPUTS) if split else 1
+    pieces = _PIECES[weight_ED.dtype]
+    plan = plan_router(num, inputs, pieces, shared_bytes(device.index))
+    defines = router_defines(plan, pieces, experts)
+    parts = -(-inputs // CHUNK_INPUTS) if plan.split else 1
     with torch.cuda.device(device):
         module = _module(ROUTE_SOURCE, device.index, tuple(defines.items()))
         logits = torch.empty(parts, num, experts, dtype=torch.float32, device=device)
-        grid = (
-            -(-experts // (16 * defines["WARPS"])),
-            parts,
-            -(-num // (8 * defines["ROW_TILES"])),
-        )
-        sizes = (num, experts, inputs, x_TD.stride(0))
+        columns, blocks = -(-experts // (16 * plan.warps)), -(-num // (8 * plan.row_tiles))
         module.launch(
-            "router_logits", grid, 32 * defines["WARPS"], (weight_ED, x_TD, logits, *sizes)
+            plan.kernel,
+            (columns, parts, blocks),
+            32 * plan.warps,
+            (weight_ED, x_TD, logits, num, experts, inputs, x_TD.stride(0)),
+            shared=plan.shared,
         )
         marks = None if image_T is None else image_T.view(torch.uint8)
         numbers = (num, experts, parts, k, _float_bits(scale), _float_bits(temperature))
         args = (logits, bias_E, image_bias_E, marks, ids, weights, *numbers)
-        module.launch("router_select", (num, 1, 1), 128, args)
+        module.launch("router_select", (num, 1, 1), router_select_threads(num, experts), args)
     return ids, weights
 
 
@@ -221,15 +222,18 @@ def _decode(
     items = min(experts, num * places) + 1
     busy = min(items, num + 1) * sets  # not fewer experts than those of one row
     sizes = (num, places, experts)
+    processors = num_processors(device.index)
     units, chunks = num_units(hidden), -(-hidden // CHUNK_INPUTS)
     sums = torch.empty(sets, pairs, 2, chunks, width, dtype=torch.float32, device=device)
-    plan = plan_decode(hidden, bits, 2 * busy * units * width // 128, num_processors(device.index))
-    module = _module(DECODE_SOURCE, device.index, tuple(decode_defines(plan, codebooks).items()))
+    plan = plan_decode(hidden, bits, num, 2 * busy * units * width // 128, processors)
+    module = _module(
+        DECODE_SOURCE, device.index, tuple(decode_defines(plan.warps, codebooks).items())
+    )
     module.launch(
         "experts_hidden",
-        (2 * units * (width // (16 * plan.warps)), items, sets),
+        (width // (16 * plan.warps), 2 * units, items * sets),
         32 * plan.warps,
-        (*tables, x_TD, ids_TA, kept_TA, sums, *sizes, hidden, width),
+        (*tables, x_TD, ids_TA, kept_TA, sums, *sizes, items, hidden, width),
         shared=plan.shared,
     )
     act = torch.empty(sets, pairs, width, dtype=torch.float16, device=device)
@@ -241,14 +245,16 @@ def _decode(
         (*tables, sums, ids_TA, kept_TA, weights_TA, act, *sizes, hidden, width, limit),
     )
     units, chunks = num_units(width), -(-width // CHUNK_INPUTS)
-    plan = plan_decode(width, bits, busy * units * hidden // 128, num_processors(device.index))
-    module = _module(DECODE_SOURCE, device.index, tuple(decode_defines(plan, codebooks).items()))
+    plan = plan_decode(width, bits, num, busy * units * hidden // 128, processors)
+    module = _module(
+        DECODE_SOURCE, device.index, tuple(decode_defines(plan.warps, codebooks).items())
+    )
     down = torch.empty(sets, pairs, chunks, hidden, dtype=torch.float32, device=device)
     module.launch(
         "experts_down",
-        (units * (hidden // (16 * plan.warps)), items, sets),
+        (hidden // (16 * plan.warps), units, items * sets),
         32 * plan.warps,
-        (*tables, act, ids_TA, kept_TA, down, *sizes, width, hidden),
+        (*tables, act, ids_TA, kept_TA, down, *sizes, items, width, hidden),
         shared=plan.shared,
     )
     module.launch(
@@ -274,7 +280,7 @@ class _Prompt:
         self._index = x_TD.device.index
         num, self._places = ids_TA.shape
         experts = shards[0].num_experts
-        self._plan = _prompt_plan(self._index, max(s.bits for s in shards))
+        self._plan = _prompt_plan(self._index)
         self._module = self._module_of(shards[0])
         self._windows, self._window, self._most = window_bounds(
             num, self._places, experts, self._plan.rows
@@ -302,7 +308,7 @@ class _Prompt:
         hidden = self._x_TD.shape[1]
         width = max(s.width for s in self._shards)
         inputs = self._empty(2, self._window, hidden, dtype=torch.float16)
-        gate_up = self._empty(2, self._window, width, dtype=torch.bfloat16)
+        gate_up = self._empty(2, self._window, width, dtype=torch.float32)
         act = self._empty(self._window, width, dtype=torch.float16)
         y = self._empty(self._window, hidden, dtype=torch.float32)
         several = self._windows > 1
@@ -312,7 +318,7 @@ class _Prompt:
             for window in range(self._windows):
                 self._hidden(shard, window, inputs, gate_up, act)
                 self._down(shard, window, act, y)
-                self._add(window, y, total, out_TD)
+                self._add(shard, window, y, total, out_TD)
 
     def _hidden(
         self, shard: CudaShardExperts, window: int, inputs: Tensor, gate_up: Tensor, act: Tensor
@@ -322,7 +328,7 @@ class _Prompt:
         first = window * groups
         self._module.launch(
             "experts_rotate",
-            (groups, -(-hidden // 512), 1),
+            (groups, -(-hidden // 1024), 1),
             256,
             (
                 *(shard.table, self._x_TD, *where, inputs[0], inputs[1]),
@@ -330,13 +336,12 @@ class _Prompt:
             ),
         )
         self._tiles(shard, window, (inputs[0], inputs[1]), gate_up, hidden, width)
-        up = gate_up.view(-1)[self._window * width :]
         self._module.launch(
             "experts_act_tiled",
-            (groups, width // 128, 1),
-            256,
+            (groups, -(-width // 512), 1),
+            128,
             (
-                *(shard.table, gate_up, up, *where, self._weights_TA, act),
+                *(shard.table, gate_up, *where, self._weights_TA, act),
                 *(self._places, width, _float_bits(shard.limit), first),
             ),
         )
@@ -356,7 +361,11 @@ class _Prompt:
         matrices = 1 if rows[0] is rows[1] else 2
         self._module.launch(
             "experts_tiles",
-            (matrices * outputs // 128, self._most, 1),
+            (
+                matrices * outputs // 128,
+                min(self._most, -(-2 * self._window // self._plan.rows)),
+                1,
+            ),
             256,
             (
                 *(shard.table, self._items[window], self._num_items[window:], *rows, y),
@@ -365,16 +374,18 @@ class _Prompt:
             shared=self._plan.shared,
         )
 
-    def _add(self, window: int, y: Tensor, total: Tensor | None, out_TD: Tensor) -> None:
+    def _add(
+        self, shard: CudaShardExperts, window: int, y: Tensor, total: Tensor | None, out_TD: Tensor
+    ) -> None:
         num, hidden = self._x_TD.shape
-        first, last = int(window == 0), int(window == self._windows - 1)
         self._module.launch(
             "experts_add",
-            (-(-hidden // 512), num, 1),
+            (-(-hidden // 512), -(-num // 8), 1),
             128,
             (
-                *(y, self._row_of_pair, total, out_TD, self._places, hidden),
-                *(window * self._window, self._window, first, last),
+                *(shard.table, y, self._row_of_pair, self._expert_of_group, total, out_TD),
+                *(num, self._places, hidden, window * self._window, self._window),
+                int(window == self._windows - 1),
             ),
         )
 
@@ -389,8 +400,9 @@ class _Prompt:
         return torch.empty(shape, dtype=dtype, device=self._x_TD.device)
 
 
-def _prompt_plan(index: int, bits: int) -> PromptPlan:
-    return plan_prompt(bits, shared_bytes(index), wgmma=capability(index) == (9, 0))
+@cache
+def _prompt_plan(index: int) -> PromptPlan:
+    return plan_prompt(shared_bytes(index), wgmma=capability(index) == (9, 0))
 
 
 @cache

@@ -18,7 +18,7 @@
 #define MOST_PLACES 16
 #define ASKED 6                   // ids a lane loads at once
 
-struct Item { int expert, count; u16 pairs[MOST_ROWS]; };
+struct Item { int expert, count; u16 pairs[MOST_ROWS], rows[MOST_ROWS]; };
 
 __device__ __forceinline__ int id_of(const int* ids, const unsigned char* kept, int at) {
   return kept && !__ldcg(kept + at) ? -1 : __ldcg(ids + at);
@@ -28,7 +28,7 @@ __device__ __forceinline__ void find_item(
     Item& out, u32* seen, const int* ids, const unsigned char* kept, int rows, int places, int experts, int item) {
   const int lane = threadIdx.x & 31, all = rows * places;
   if (item == 0) {
-    for (int r = lane; r < rows; r += 32) out.pairs[r] = r * (places + 1) + places;
+    for (int r = lane; r < rows; r += 32) { out.pairs[r] = r * (places + 1) + places; out.rows[r] = r; }
     if (lane == 0) { out.expert = experts; out.count = rows; }
     __syncwarp();
     return;
@@ -82,7 +82,11 @@ __device__ __forceinline__ void find_pairs(
     for (int i = 0; i < ASKED; i++) {
       const u32 those = __ballot_sync(0xffffffffu, mine[i]);
       const int at = first + 32 * i + lane;
-      if (mine[i]) out.pairs[count + __popc(those & ((1u << lane) - 1))] = at / places * (places + 1) + at % places;
+      if (mine[i]) {
+        const int row = at / places, to = count + __popc(those & ((1u << lane) - 1));
+        out.pairs[to] = at + row;
+        out.rows[to] = row;
+      }
       count += __popc(those);
     }
   }
@@ -94,16 +98,18 @@ __device__ __forceinline__ void find_pairs(
 __device__ __forceinline__ int unit_width(int unit, int units, int inputs) {
   return unit == units - 1 ? inputs - unit * CHUNK : CHUNK;
 }
+// Run by all warps: one lane each asks, so that addresses are uniform and copies cost few instructions.
 __device__ __forceinline__ void ask_for_weights(
     u32 to, u32 full_at, const Matrix& m, int column_block, int unit, int width, int outputs) {
-  const int lane = threadIdx.x & 31;
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0);
   const u32 tile_bytes = 32 * m.bits, bytes = WARPS * tile_bytes;
-  if (lane < width / 128) barrier_expect(full_at + 8 * lane, PART * bytes);
-  __syncwarp();
-  for (int k = lane; k < width / 16; k += 32) {
-    const u64 tile = (u64)(unit * KTILES + k) * (outputs / 16) + column_block * WARPS;
-    bulk_copy(to + k * bytes, (const char*)m.trellis + tile * tile_bytes, bytes, full_at + 8 * (k / PART));
-  }
+  const u64 pitch = (u64)(outputs / 16) * tile_bytes;
+  const char* from = (const char*)m.trellis + (unit * KTILES + warp) * pitch + column_block * bytes;
+  if ((threadIdx.x & 31) != 0) return;
+  if (warp == 0)
+    for (int part = 0; part < width / 128; part++) barrier_expect(full_at + 8 * part, PART * bytes);
+  for (int k = warp; k < width / 16; k += WARPS, from += WARPS * pitch)
+    bulk_copy(to + k * bytes, from, bytes, full_at + 8 * (k / PART));
 }
 template <int CODEBOOK, int BITS>
 __device__ __forceinline__ void multiply_part(
@@ -164,15 +170,16 @@ __device__ __forceinline__ void multiply_any(
 #endif
   }
 }
-// Rows of x for 8 pairs, rotated into shared memory; a warp takes 128 values at a time.
+// Up to 8 rows of x, rotated into shared memory; a warp takes 128 values at a time.
 __device__ __forceinline__ void rotate_rows(
-    u16* xs, const u16* suh, const u16* x, int inputs, int first, int width, int places, const u16* pairs, int count) {
-  const int lane = threadIdx.x & 31, blocks = width / 128;
-  for (int i = threadIdx.x >> 5; i < count * blocks; i += WARPS) {
-    const int row = i / blocks, k = (i - row * blocks) * 128 + 4 * lane;
-    const u64 source = (u64)(pairs[row] / (places + 1)) * inputs + first + k;
+    u16* xs, const u16* suh, const u16* x, int inputs, int first, int width, const u16* rows, int count) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  for (int k = 128 * (warp & 3) + 4 * lane; k < width; k += 512) {
     const uint2 scale = *(const uint2*)(suh + first + k);
-    *(uint2*)(xs + row * XPITCH + k) = rotate_four(load_four(x, source, TYPE_BF16), TYPE_BF16, scale);
+    for (int row = warp >> 2; row < count; row += WARPS / 4) {
+      const Four f = load_four(x, (u64)rows[row] * inputs + first + k, TYPE_BF16);
+      *(uint2*)(xs + row * XPITCH + k) = rotate_four(f, TYPE_BF16, scale);
+    }
   }
 }
 __device__ __forceinline__ void copy_rows(
@@ -187,7 +194,7 @@ __device__ __forceinline__ void copy_rows(
 template <bool DOWN>
 __device__ __forceinline__ void products(
     const Tables& tables, const u16* x, const int* ids, const unsigned char* kept, float* work,
-    int rows, int places, int experts, int inputs, int outputs) {
+    int rows, int places, int experts, int items, int inputs, int outputs) {
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ __align__(8) u64 full[MOST_PARTS];
   __shared__ u32 seen[SEEN_WORDS];
@@ -195,30 +202,31 @@ __device__ __forceinline__ void products(
   __shared__ Matrix matrix;
   u16* xs = (u16*)shared;                                   // [8][XPITCH]
   u32* tiles = (u32*)(shared + TILE_ROWS * XPITCH * 2);     // [k tile][WARPS][8 * bits]
-  const int column_blocks = outputs / (16 * WARPS), units = num_units(inputs);
-  const int column_block = blockIdx.x % column_blocks, rest = blockIdx.x / column_blocks;
-  const int unit = rest % units, which = DOWN ? 2 : rest / units;
-  const int width = unit_width(unit, units, inputs), shard = blockIdx.z;
+  const int column_block = blockIdx.x, unit = DOWN ? blockIdx.y : blockIdx.y >> 1;
+  const int which = DOWN ? 2 : blockIdx.y & 1, width = unit_width(unit, num_units(inputs), inputs);
+  int number = blockIdx.z, shard = 0;
+  for (; number >= items; number -= items) shard++;
   const u32 full_at = smem_address(full), xs_at = smem_address(xs);
   if (threadIdx.x == 0) {
     for (int i = 0; i < MOST_PARTS; i++) barrier_init(full_at + 8 * i, 1);
     barriers_ready();
   }
   // The ids are older than the kernel ahead of experts_down; only experts_hidden must wait for them.
-  if (!DOWN && blockIdx.y > 0) wait_for_producer();
+  if (!DOWN && number > 0) wait_for_producer();
   if (threadIdx.x < 32) {
-    find_item(item, seen, ids, kept, rows, places, experts, blockIdx.y);
-    if (item.expert >= 0) {
-      const Matrix m = tables.of(shard)[item.expert * 3 + which];
-      if (threadIdx.x == 0) matrix = m;
-      ask_for_weights(smem_address(tiles), full_at, m, column_block, unit, width, outputs);
-      if (blockIdx.y > 0) find_pairs(item, ids, kept, rows, places);
-    }
+    find_item(item, seen, ids, kept, rows, places, experts, number);
+    if (threadIdx.x == 0 && item.expert >= 0) matrix = tables.of(shard)[item.expert * 3 + which];
   }
+  __syncthreads();
+  if (item.expert < 0) {
+    wait_for_producer();
+    return;
+  }
+  ask_for_weights(smem_address(tiles), full_at, matrix, column_block, unit, width, outputs);
+  if (threadIdx.x < 32 && number > 0) find_pairs(item, ids, kept, rows, places);
   wait_for_producer();
   let_consumer_start();  // not before the ids are there: see above
   __syncthreads();
-  if (item.expert < 0) return;
   const int num_chunks = (inputs + CHUNK - 1) / CHUNK, all = rows * (places + 1), sets = DOWN ? 1 : 2;
   const u64 set_pitch = (u64)num_chunks * outputs;
   const Sums sums = {
@@ -229,23 +237,25 @@ __device__ __forceinline__ void products(
     const int count = min(TILE_ROWS, item.count - first);
     if (first > 0) __syncthreads();
     if (DOWN) copy_rows(xs, x + (u64)shard * all * inputs, inputs, unit * CHUNK, width, pairs, count);
-    else rotate_rows(xs, matrix.suh, x, inputs, unit * CHUNK, width, places, pairs, count);
+    else rotate_rows(xs, matrix.suh, x, inputs, unit * CHUNK, width, item.rows + first, count);
     __syncthreads();
     multiply_any(matrix.codebook * 16 + matrix.bits, tiles, xs_at, full_at, width, sums, pairs, count);
   }
 }
 
-// grid (2 * units * column blocks, items at most, shards).
+// grid (column blocks, units * 2, items at most * shards).
 extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT) experts_hidden(
     const Matrix* t0, const Matrix* t1, const Matrix* t2, const Matrix* t3, const u16* __restrict__ x,
-    const int* ids, const unsigned char* kept, float* work, int rows, int places, int experts, int inputs, int outputs) {
-  products<false>({t0, t1, t2, t3}, x, ids, kept, work, rows, places, experts, inputs, outputs);
+    const int* ids, const unsigned char* kept, float* work, int rows, int places, int experts, int items,
+    int inputs, int outputs) {
+  products<false>({t0, t1, t2, t3}, x, ids, kept, work, rows, places, experts, items, inputs, outputs);
 }
-// grid (units * column blocks, items at most, shards).
+// grid (column blocks, units, items at most * shards).
 extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT) experts_down(
     const Matrix* t0, const Matrix* t1, const Matrix* t2, const Matrix* t3, const u16* x,
-    const int* ids, const unsigned char* kept, float* work, int rows, int places, int experts, int inputs, int outputs) {
-  products<true>({t0, t1, t2, t3}, x, ids, kept, work, rows, places, experts, inputs, outputs);
+    const int* ids, const unsigned char* kept, float* work, int rows, int places, int experts, int items,
+    int inputs, int outputs) {
+  products<true>({t0, t1, t2, t3}, x, ids, kept, work, rows, places, experts, items, inputs, outputs);
 }
 
 // Sums of gate and up to the rotated input of down, fp16 [shard][pair][width]; a warp takes 128 values

@@ -13,10 +13,14 @@ _PART_INPUTS = 128
 _DECODE_TILE_ROWS = 8
 _DECODE_ROW_BYTES = 2 * (5 * _PART_INPUTS + 8)  # of x in shared memory
 _DECODE_RESIDENT = {4: 6, 8: 3}  # blocks an SM the compiler leaves registers for, by warps
+_DECODE_FEW_ROWS = 4  # 1 and 2 were measured; gate and up gain from 8 warps at 6, too
 _STATIC_BYTES = 1536  # at most, of a block's own and the system's share
-_SUM_ROW_BYTES = 4 * 132  # of a row of sums in prompt.cu
 _TOTAL_ROW_BYTES = 4 * 128
 WINDOW_ROWS = 8192
+MOST_ROUTER_FEW_ROWS = 256
+"""Rows whose inputs are split over blocks; more take a kernel of their own."""
+
+_ROUTER_TILE_INPUTS = 64  # of that kernel
 
 
 @dataclass(frozen=True)
@@ -25,12 +29,10 @@ class DecodePlan:
 
     Attributes:
         warps: of a block, 16 columns each.
-        resident: blocks an SM the compiler must leave registers for.
         shared: dynamic shared memory of a block.
     """
 
     warps: int
-    resident: int
     shared: int
 
 
@@ -65,56 +67,57 @@ def num_units(inputs: int) -> int:
     return inputs // CHUNK_INPUTS + int(rest > _PART_INPUTS or inputs < CHUNK_INPUTS)
 
 
-def plan_decode(inputs: int, bits: int, blocks: int, processors: int) -> DecodePlan:
+def plan_decode(inputs: int, bits: int, rows: int, blocks: int, processors: int) -> DecodePlan:
     """Blocks of 128 columns, or of 64 where a few large ones would leave multiprocessors idle.
+
+    Experts of a full-size layer on an H200, 8 warps against 4: 55 and 57 us at 1 row, 87 and 91 at
+    2, 796 and 837 at 24; at 6 rows 226 with 8 for gate and up and 4 for down, 235 the other way.
 
     Args:
         inputs: K of the product.
         bits: the widest matrix.
+        rows: T of the call.
         blocks: busy blocks of 128 columns.
         processors: multiprocessors of the device.
     """
-    warps = 8 if blocks >= 8 * processors else 4
+    waves = 1 if rows <= _DECODE_FEW_ROWS else 8
+    warps = 8 if blocks >= waves * processors else 4
     widest = inputs - CHUNK_INPUTS * (num_units(inputs) - 1)
     width = max(widest, min(inputs, CHUNK_INPUTS))
     weights = width // 16 * warps * 32 * bits
     return DecodePlan(
         warps=warps,
-        resident=_DECODE_RESIDENT[warps],
         shared=_DECODE_TILE_ROWS * _DECODE_ROW_BYTES + weights,
     )
 
 
-def decode_defines(plan: DecodePlan, codebooks: int) -> dict[str, int]:
-    """Macros of decode.cu."""
-    return {"WARPS": plan.warps, "RESIDENT": plan.resident, "CODEBOOK_MASK": codebooks}
+def decode_defines(warps: int, codebooks: int) -> dict[str, int]:
+    """Macros of decode.cu for blocks of so many warps."""
+    return {"WARPS": warps, "RESIDENT": _DECODE_RESIDENT[warps], "CODEBOOK_MASK": codebooks}
 
 
-def plan_prompt(bits: int, shared: int, *, wgmma: bool) -> PromptPlan:
-    """Blocks of 80 rows, two an SM; smaller ones on devices with less shared memory.
+def plan_prompt(shared: int, *, wgmma: bool) -> PromptPlan:
+    """Blocks of 80 rows, two an SM; of 64, one an SM, where shared memory is smaller.
+
+    Experts of a 4,096-row chunk get 64 rows each on average, and a second block for one expert
+    decodes it again: 80 rows reach 97 % of them at random routing.
 
     Args:
-        bits: the widest matrix.
         shared: bytes of shared memory a block may have.
         wgmma: the device has the asynchronous instructions.
     """
-    if wgmma:
-        rows, middle, small, resident, totals = 80, 64, 32, 2, True
-    else:
-        rows, middle, small, resident, totals = 32, 16, 8, 1, False
-    budget = shared // resident - _STATIC_BYTES - (rows * _TOTAL_ROW_BYTES if totals else 0)
-    stage = rows * 2 * _PART_INPUTS + 2 * _PART_INPUTS * 8 * bits
-    stages = min(4, budget // stage)
-    ring = max(stages * stage, rows * _SUM_ROW_BYTES)
+    rows, middle, small = (80, 64, 32) if wgmma else (64, 32, 16)
+    resident, totals = (2, rows * _TOTAL_ROW_BYTES) if wgmma else (1, 0)
+    ring = (shared // resident - _STATIC_BYTES - totals) // 128 * 128
     return PromptPlan(
         rows=rows,
         middle=middle,
         small=small,
         wgmma=wgmma,
         resident=resident,
-        totals_shared=totals,
+        totals_shared=totals > 0,
         ring=ring,
-        shared=ring + (rows * _TOTAL_ROW_BYTES if totals else 0),
+        shared=ring + totals,
     )
 
 
@@ -148,11 +151,55 @@ def window_bounds(rows: int, places: int, experts: int, tile: int) -> tuple[int,
     return -(-most // window), window, items
 
 
-def router_defines(pieces: int, experts: int, *, many: bool) -> dict[str, int]:
-    """Macros of route.cu for weights of so many bf16 pieces, and few or many rows."""
+@dataclass(frozen=True)
+class RouterPlan:
+    """Blocks of the router's products.
+
+    Attributes:
+        kernel: router_logits for few rows, router_logits_many for many.
+        row_tiles: of 8 rows a warp.
+        warps: of a block, 16 experts each.
+        stages: of 64 inputs in shared memory, of the second kernel; 0 for the first.
+        split: chunks of inputs go to blocks of their own.
+        shared: dynamic shared memory of a block.
+    """
+
+    kernel: str
+    row_tiles: int
+    warps: int
+    stages: int
+    split: bool
+    shared: int
+
+
+def plan_router(rows: int, inputs: int, pieces: int, shared: int) -> RouterPlan:
+    """Blocks for so many rows and weights of so many bf16 pieces.
+
+    Args:
+        rows: T.
+        inputs: D.
+        pieces: 1 for bf16 weights, 2 for fp16, 3 for fp32.
+        shared: bytes of shared memory a block may have.
+    """
+    split = rows <= MOST_ROUTER_FEW_ROWS
+    if split or inputs % _ROUTER_TILE_INPUTS:
+        return RouterPlan("router_logits", 1 if rows <= 8 else 4, 2, 0, split, 0)
+    stage = 128 * (272 if pieces == 3 else 192) + 64 * 192
+    stages = min(3, (shared - _STATIC_BYTES) // stage)
+    return RouterPlan("router_logits_many", 8, 8, stages, False, stages * stage)
+
+
+def router_defines(plan: RouterPlan, pieces: int, experts: int) -> dict[str, int]:
+    """Macros of route.cu."""
     return {
         "PIECES": pieces,
-        "ROW_TILES": 4 if many else 1,
-        "WARPS": 8 if many else 2,
+        "ROW_TILES": plan.row_tiles,
+        "WARPS": plan.warps,
+        "STAGES": plan.stages,
         "PER_LANE": -(-experts // 32),
     }
+
+
+def router_select_threads(rows: int, experts: int) -> int:
+    """Threads of a block that chooses for one row: one an expert, unless blocks are many."""
+    return 128 if rows > MOST_ROUTER_FEW_ROWS else max(128, -(-experts // 32) * 32)

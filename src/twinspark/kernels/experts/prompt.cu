@@ -2,13 +2,13 @@
 // expert, and a block decodes 128 columns of a matrix once for up to ROWS of them.
 //
 // Rows of an expert start at a multiple of 8; a window is a run of these rows that is worked on at once.
-// Rotated inputs lie in tiles: [row / 8][input / 8][row % 8][input % 8] fp16, so that 8 rows by 128
-// inputs are one run of bytes and the operand of the matrix instructions. Pair p = row * (A + 1) +
-// place; place A is the shared expert.
+// Rotated inputs lie in tiles: [input / 128][row / 8][input % 128 / 8][row % 8][input % 8] fp16, so that
+// a part of 128 inputs of an item's rows is one run of bytes and the operand of the matrix
+// instructions. Pair p = row * (A + 1) + place; place A is the shared expert.
 //
-// Macros: ROWS of a block, SMALL and MIDDLE row counts worth code of their own, RING_BYTES for parts of
-// 128 inputs (two of ROWS rows at 8 bits at least), WGMMA, RESIDENT blocks an SM at least, TOTALS_SHARED
-// 1 to keep sums of chunks in shared memory behind the ring, CODEBOOK_MASK codebooks in use.
+// Macros: ROWS of a block, SMALL and MIDDLE row counts worth code of their own, RING_BYTES for parts (two
+// of ROWS rows at 8 bits at least), WGMMA, RESIDENT blocks an SM at least, TOTALS_SHARED 1 to keep sums
+// of chunks in shared memory behind the ring, CODEBOOK_MASK codebooks in use.
 #include "../exl3/common.cuh"
 #include "tables.cuh"
 #if WGMMA
@@ -19,8 +19,8 @@
 #define PART_INPUTS (16 * PART)
 #define GROUP_BYTES (8 * PART_INPUTS * 2)  // of 8 rows in a part
 #define MOST_STAGES 4
-#define SUM_PITCH 132
 #define MOST_EXPERTS 1024  // the shared one counted
+#define BATCH 8            // ids a thread asks for at once
 
 struct __align__(16) Item { int expert, first, count, unused; };
 
@@ -48,28 +48,36 @@ __device__ __forceinline__ int sum_before(int value, int* warp_sums, int& total)
   total = all;
   return before + upto - value;
 }
+__device__ __forceinline__ int id_of(const int* ids, const unsigned char* kept, int at, int end) {
+  return at >= end || (kept && !kept[at]) ? -1 : ids[at];
+}
 // Places pairs by expert: row_of_pair (-1: dropped), pair_of_row (-1: padding), expert_of_group of 8
 // rows, num_groups, and per window its items and their number. One block of 1,024.
 extern "C" __global__ void __launch_bounds__(1024) experts_group(
     const int* ids, const unsigned char* kept, int* row_of_pair, int* pair_of_row, int* expert_of_group,
     int* num_groups, Item* items, int* num_items,
     int rows, int places, int experts, int windows, int window_rows, int most_items) {
-  __shared__ int counts[MOST_EXPERTS], cursors[MOST_EXPERTS], warp_sums[32];
+  __shared__ int counts[MOST_EXPERTS], starts[MOST_EXPERTS], warp_sums[32];
   const int tid = threadIdx.x, all = rows * places;
   let_consumer_start();
   counts[tid] = tid == experts ? rows : 0;
   wait_for_producer();
   __syncthreads();
-#pragma unroll 8
-  for (int i = tid; i < all; i += 1024) {
-    const int id = kept && !kept[i] ? -1 : ids[i];
-    if (id >= 0) atomicAdd(counts + id, 1);
+  for (int first = tid; first < all; first += BATCH * 1024) {
+    int id[BATCH];
+#pragma unroll
+    for (int j = 0; j < BATCH; j++) id[j] = id_of(ids, kept, first + 1024 * j, all);
+#pragma unroll
+    for (int j = 0; j < BATCH; j++) {
+      const int i = first + 1024 * j;
+      if (i < all) row_of_pair[i + i / places] = id[j] < 0 ? -1 : atomicAdd(counts + id[j], 1);
+    }
   }
   __syncthreads();
   const int count = counts[tid], padded = (count + 7) / 8 * 8;
   int total, unused;
   const int start = sum_before(padded, warp_sums, total);
-  cursors[tid] = start;
+  starts[tid] = start;
   if (tid == 0) *num_groups = total / 8;
   for (int i = start + count; i < start + padded; i++) pair_of_row[i] = -1;
   if (tid < experts)
@@ -84,72 +92,94 @@ extern "C" __global__ void __launch_bounds__(1024) experts_group(
       items[(u64)w * most_items + at + i] = {tid, low + i * each, min(each, num - i * each), 0};
   }
   __syncthreads();
-  const int shared_start = cursors[experts];
-  __syncthreads();
+  const int shared_start = starts[experts];
   for (int i = tid; i < rows; i += 1024) {
     row_of_pair[i * (places + 1) + places] = shared_start + i;
     pair_of_row[shared_start + i] = i * (places + 1) + places;
     if (i % 8 == 0) expert_of_group[(shared_start + i) / 8] = experts;
   }
-#pragma unroll 4
-  for (int i = tid; i < all; i += 1024) {
-    const int id = kept && !kept[i] ? -1 : ids[i], pair = i / places * (places + 1) + i % places;
-    const int row = id >= 0 ? atomicAdd(cursors + id, 1) : -1;
-    row_of_pair[pair] = row;
-    if (row >= 0) pair_of_row[row] = pair;
+  for (int first = tid; first < all; first += BATCH * 1024) {
+    int id[BATCH], rank[BATCH];
+#pragma unroll
+    for (int j = 0; j < BATCH; j++) {
+      const int i = first + 1024 * j;
+      id[j] = id_of(ids, kept, i, all);
+      rank[j] = id[j] < 0 ? 0 : row_of_pair[i + i / places];
+    }
+#pragma unroll
+    for (int j = 0; j < BATCH; j++) {
+      const int pair = first + 1024 * j + (first + 1024 * j) / places;
+      if (id[j] < 0) continue;
+      row_of_pair[pair] = starts[id[j]] + rank[j];
+      pair_of_row[starts[id[j]] + rank[j]] = pair;
+    }
   }
 }
 
-__device__ __forceinline__ u64 tiled(int row, int k, int inputs) {
-  return (((u64)(row >> 3) * (inputs / 8) + (k >> 3)) * 8 + (row & 7)) * 8 + (k & 7);
+// Where a lane's 32 values of a part of a group of 8 rows go: four runs of 8, 64 apart.
+__device__ __forceinline__ u64 tiled(int group, int part, int groups) {
+  const int lane = threadIdx.x & 31;
+  return ((u64)part * groups + group) * (GROUP_BYTES / 2) + (lane & 3) * 256 + (lane >> 2) * 8;
 }
-// Rows of a window for gate and up; a warp takes 4 blocks of 128 of a row. grid (row groups of a window,
-// inputs / 512 up).
+// Rows of a window for gate and up; a warp takes a part of 8 rows. grid (row groups of a window, parts
+// / 8 up).
 extern "C" __global__ void __launch_bounds__(256) experts_rotate(
     const Matrix* table, const u16* __restrict__ x, const int* pair_of_row, const int* expert_of_group,
     const int* num_groups, u16* gate_x, u16* up_x, int places, int inputs, int first_group) {
-  const int lane = threadIdx.x & 31, r = threadIdx.x >> 5, group = first_group + blockIdx.x;
+  const int lane = threadIdx.x & 31, part = blockIdx.y * 8 + (threadIdx.x >> 5), group = first_group + blockIdx.x;
   let_consumer_start();
   wait_for_producer();
-  if (group >= *num_groups) return;
-  const int pair = pair_of_row[group * 8 + r];
-  if (pair < 0) return;
+  if (group >= *num_groups || part >= inputs / PART_INPUTS) return;
+  const int pair = pair_of_row[group * 8 + (lane >> 2)], k = part * PART_INPUTS + 32 * (lane & 3);
   const Matrix* m = table + expert_of_group[group] * 3;
-  const u16 *gate = m[0].suh, *up = m[1].suh, *source = x + (u64)(pair / (places + 1)) * inputs;
-  const int row = blockIdx.x * 8 + r, end = min(inputs, (int)(blockIdx.y + 1) * 512);
+  const u64 to = tiled(blockIdx.x, part, gridDim.x);
+  uint4 packed[4] = {};  // rows of padding are zeros
+  if (pair >= 0)
 #pragma unroll
-  for (int i = 0; i < 4; i++) {
-    const int k = blockIdx.y * 512 + 128 * i + 4 * lane;
-    if (k >= end) break;
-    const Four f = load_four(source, k, TYPE_BF16);
-    const u64 to = tiled(row, k, inputs);
-    *(uint2*)(gate_x + to) = rotate_four(f, TYPE_BF16, *(const uint2*)(gate + k));
-    *(uint2*)(up_x + to) = rotate_four(f, TYPE_BF16, *(const uint2*)(up + k));
+    for (int i = 0; i < 4; i++) packed[i] = ((const uint4*)(x + (u64)(pair / (places + 1)) * inputs + k))[i];
+#pragma unroll 1
+  for (int which = 0; which < 2; which++) {
+    float v[32];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const u32 words[4] = {packed[i].x, packed[i].y, packed[i].z, packed[i].w};
+#pragma unroll
+      for (int j = 0; j < 8; j++)
+        v[8 * i + j] = __uint_as_float(j & 1 ? words[j / 2] & 0xffff0000u : words[j / 2] << 16);
+    }
+    rotate_wide(v, m[which].suh + k, (which ? up_x : gate_x) + to);
   }
 }
-// Gate and up of a window to the tiled input of down. grid (row groups of a window, width / 128).
-extern "C" __global__ void __launch_bounds__(256) experts_act_tiled(
-    const Matrix* table, const u16* gate, const u16* up, const int* pair_of_row, const int* expert_of_group,
+// Sums of gate and up [2][window rows][width] to the tiled input of down. grid (row groups of a window,
+// parts / 4 up).
+extern "C" __global__ void __launch_bounds__(128) experts_act_tiled(
+    const Matrix* table, const float* sums, const int* pair_of_row, const int* expert_of_group,
     const int* num_groups, const float* weights, u16* out, int places, int width, int limit, int first_group) {
-  const int lane = threadIdx.x & 31, r = threadIdx.x >> 5, group = first_group + blockIdx.x;
+  const int lane = threadIdx.x & 31, part = blockIdx.y * 4 + (threadIdx.x >> 5), group = first_group + blockIdx.x;
   let_consumer_start();
   wait_for_producer();
-  if (group >= *num_groups) return;
-  const int pair = pair_of_row[group * 8 + r];
-  if (pair < 0) return;
-  const int place = pair % (places + 1), column = blockIdx.y * 128 + 4 * lane, row = blockIdx.x * 8 + r;
-  const float weight = place == places ? 1.f : weights[pair / (places + 1) * places + place];
-  float g[4], u[4];
-  widen(load_four(gate, (u64)row * width + column, TYPE_BF16), TYPE_BF16, g);
-  widen(load_four(up, (u64)row * width + column, TYPE_BF16), TYPE_BF16, u);
-  const uint2 suh = *(const uint2*)(table[expert_of_group[group] * 3 + 2].suh + column);
-  *(uint2*)(out + tiled(row, column, width)) = activate(g, u, weight, __int_as_float(limit), suh);
+  if (group >= *num_groups || part >= width / PART_INPUTS) return;
+  const int pair = pair_of_row[group * 8 + (lane >> 2)], column = part * PART_INPUTS + 32 * (lane & 3);
+  const int place = max(pair, 0) % (places + 1), row = max(pair, 0) / (places + 1);
+  const float weight = place == places ? 1.f : weights[row * places + place];
+  const Matrix* m = table + expert_of_group[group] * 3;
+  const u64 at = (u64)(blockIdx.x * 8 + (lane >> 2)) * width + column;
+  float gate[32], up[32];
+  finish_wide(gate, sums + at, m[0].svh + column);
+  finish_wide(up, sums + (u64)gridDim.x * 8 * width + at, m[1].svh + column);
+#pragma unroll
+  for (int i = 0; i < 32; i++)
+    gate[i] = round_bf16(activation(gate[i], up[i], weight, __int_as_float(limit)));
+  rotate_wide(gate, m[2].suh + column, out + tiled(blockIdx.x, part, gridDim.x));
 }
 
 // ---- products
 
 __device__ __forceinline__ void barrier_arrive(u32 at) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(at) : "memory");
+}
+__device__ __forceinline__ void barrier_end(u32 at) {
+  asm volatile("mbarrier.inval.shared.b64 [%0];" ::"r"(at) : "memory");
 }
 #if WGMMA
 // Rows in shared memory: 8 x 8 blocks of 128 bytes, neighbours along inputs, 8 rows GROUP_BYTES apart.
@@ -206,101 +236,101 @@ __device__ __forceinline__ void multiply_part(
 }
 #endif
 
-// A ring of parts in shared memory: rows, then weights. The first warp asks for a part as soon as all
-// have left the one that lay there before.
-struct Ring {
-  unsigned char* shared;
-  u32 full, empty, stage_bytes, x_bytes, w_bytes;  // w_bytes: of a k tile
-  int stages, parts, groups;
+// A ring of parts in shared memory: rows, then weights. As soon as all warps have left a part, one lane
+// of each asks for an eighth of the weights of the part that follows there, the first also for its rows.
+struct Ring {  // in shared memory: one lane of a warp reads it, registers are for the products
+  u64 full[MOST_STAGES], empty[MOST_STAGES];
   const char *x, *weights;
-  u64 x_pitch, w_pitch;  // bytes: of 8 rows; of a k tile
+  u64 x_pitch, w_pitch;                 // bytes: of a part; of a k tile
+  u32 stage_bytes, x_bytes, w_bytes;    // w_bytes: of a k tile
+  int stages, parts, outputs, count;
+  float* y;                             // of the item's first row and the block's first column
 };
-__device__ __forceinline__ void ask_for_part(const Ring& ring, int part, int stage) {
-  const int lane = threadIdx.x & 31;
-  const u32 to = smem_address(ring.shared) + stage * ring.stage_bytes, full = ring.full + 8 * stage;
-  if (lane == 0) barrier_expect(full, ring.x_bytes + PART * ring.w_bytes);
-  __syncwarp();
-  if (lane < PART)
-    bulk_copy(to + ring.x_bytes + lane * ring.w_bytes, ring.weights + (part * PART + lane) * ring.w_pitch,
-              ring.w_bytes, full);
-  else if (lane - PART < ring.groups)
-    bulk_copy(to + (lane - PART) * GROUP_BYTES, ring.x + (lane - PART) * ring.x_pitch + (u64)part * GROUP_BYTES,
-              GROUP_BYTES, full);
+__device__ __forceinline__ void ask_for_part(const Ring& ring, u32 ring_at, int part, int stage) {
+  if ((threadIdx.x & 31) != 0) return;
+  const int warp = threadIdx.x >> 5;
+  const u32 to = ring_at + stage * ring.stage_bytes, full = smem_address(ring.full) + 8 * stage;
+  if (warp == 0) {
+    barrier_expect(full, ring.stage_bytes);
+    bulk_copy(to, ring.x + part * ring.x_pitch, ring.x_bytes, full);
+  }
+  bulk_copy(to + ring.x_bytes + warp * ring.w_bytes, ring.weights + (part * PART + warp) * ring.w_pitch,
+            ring.w_bytes, full);
 }
-// All inputs through 128 columns; leaves sums as [rows][SUM_PITCH] where the ring was.
+// All inputs through 128 columns.
 template <int CODEBOOK, int BITS, int TILES>
-__device__ __forceinline__ void multiply_item(const Ring& ring) {
+__device__ __forceinline__ void multiply_item(const Ring& ring, unsigned char* shared) {
   const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31;
   const PlacesOf<BITS> at = places_of<BITS>(lane);
-  const u32 shared_at = smem_address(ring.shared);
-  const int lag = ring.stages > 2 ? 2 : 1;  // parts that slower warps may be behind
+  const u32 shared_at = smem_address(shared), full = smem_address(ring.full), empty = smem_address(ring.empty);
+  const int stages = ring.stages, parts = ring.parts, stage_bytes = ring.stage_bytes, x_bytes = ring.x_bytes;
+  const int lag = stages > 2 ? 2 : 1;  // parts that slower warps may be behind
 #if TOTALS_SHARED
-  float4* total = (float4*)(ring.shared + RING_BYTES) + tid;
+  float4* total = (float4*)(shared + RING_BYTES) + tid;
 #else
   float total[TILES][4] = {};
 #endif
-  if (warp == 0)
-    for (int part = 0; part < min(ring.stages, ring.parts); part++) ask_for_part(ring, part, part);
+  for (int part = 0; part < min(stages, parts); part++) ask_for_part(ring, shared_at, part, part);
   int stage = 0, parity = 0, free_stage = 0, free_parity = 0;
-  for (int part = 0; part < ring.parts;) {
+  for (int part = 0; part < parts;) {
     float acc[TILES][4] = {};
-    const int last = min(part + CHUNK / PART_INPUTS, ring.parts);
+    const int last = min(part + CHUNK / PART_INPUTS, parts);
     const bool first_chunk = part == 0;
 #pragma unroll 1
     for (; part < last; part++) {
-      if (warp == 0 && part >= lag) {
-        if (part - lag + ring.stages < ring.parts) {
-          barrier_wait(ring.empty + 8 * free_stage, free_parity);
-          ask_for_part(ring, part - lag + ring.stages, free_stage);
+      if (part >= lag) {
+        if (part - lag + stages < parts) {
+          barrier_wait(empty + 8 * free_stage, free_parity);
+          ask_for_part(ring, shared_at, part - lag + stages, free_stage);
         }
-        if (++free_stage == ring.stages) { free_stage = 0; free_parity ^= 1; }
+        if (++free_stage == stages) { free_stage = 0; free_parity ^= 1; }
       }
-      barrier_wait(ring.full + 8 * stage, parity);
-      const u32 from = stage * ring.stage_bytes;
-      const u32* tiles = (const u32*)(ring.shared + from + ring.x_bytes) + warp * 8 * BITS;
+      barrier_wait(full + 8 * stage, parity);
+      const u32 from = stage * stage_bytes;
+      const u32* tiles = (const u32*)(shared + from + x_bytes) + warp * 8 * BITS;
       multiply_part<CODEBOOK, BITS, TILES>(acc, tiles, shared_at + from, at);
       __syncwarp();
-      if (lane == 0) barrier_arrive(ring.empty + 8 * stage);
-      if (++stage == ring.stages) { stage = 0; parity ^= 1; }
+      if (lane == 0) barrier_arrive(empty + 8 * stage);
+      if (++stage == stages) { stage = 0; parity ^= 1; }
     }
-#if TOTALS_SHARED
 #pragma unroll
     for (int r = 0; r < TILES; r++) {
+#if TOTALS_SHARED
       float4 t = make_float4(acc[r][0], acc[r][1], acc[r][2], acc[r][3]);
       if (!first_chunk) {
         const float4 before = total[r * 32 * WARPS];
         t = make_float4(before.x + t.x, before.y + t.y, before.z + t.z, before.w + t.w);
       }
       total[r * 32 * WARPS] = t;
-    }
 #else
-#pragma unroll
-    for (int r = 0; r < TILES; r++)
 #pragma unroll
       for (int i = 0; i < 4; i++) total[r][i] = first_chunk ? acc[r][i] : total[r][i] + acc[r][i];
 #endif
+    }
   }
-  __syncthreads();  // the ring is free
+  const int outputs = ring.outputs, count = ring.count;
+  float* y = ring.y + (u64)(2 * (lane & 3)) * outputs + warp * 16 + (lane >> 2);
 #pragma unroll
-  for (int r = 0; r < TILES; r++) {
-    float* s = (float*)ring.shared + (r * 8 + 2 * (lane & 3)) * SUM_PITCH + warp * 16 + (lane >> 2);
+  for (int r = 0; r < TILES; r++, y += (u64)8 * outputs) {
 #if TOTALS_SHARED
-    const float4 t = total[r * 32 * WARPS];
-    s[0] = t.x; s[SUM_PITCH] = t.y; s[8] = t.z; s[SUM_PITCH + 8] = t.w;
+    const float4 t4 = total[r * 32 * WARPS];
+    const float t[4] = {t4.x, t4.y, t4.z, t4.w};
 #else
-    s[0] = total[r][0]; s[SUM_PITCH] = total[r][1]; s[8] = total[r][2]; s[SUM_PITCH + 8] = total[r][3];
+    const float(&t)[4] = total[r];
 #endif
+    const int row = r * 8 + 2 * (lane & 3);
+    if (row < count) { y[0] = t[0]; y[8] = t[2]; }
+    if (row + 1 < count) { y[outputs] = t[1]; y[outputs + 8] = t[3]; }
   }
-  __syncthreads();
 }
 #define CASE(c, b) \
   case 16 * c + b: \
-    if (count > MIDDLE) multiply_item<c, b, ROWS / 8>(ring); \
-    else if (count > SMALL) multiply_item<c, b, MIDDLE / 8>(ring); \
-    else multiply_item<c, b, SMALL / 8>(ring); \
+    if (count > MIDDLE) multiply_item<c, b, ROWS / 8>(ring, shared); \
+    else if (count > SMALL) multiply_item<c, b, MIDDLE / 8>(ring, shared); \
+    else multiply_item<c, b, SMALL / 8>(ring, shared); \
     break;
 #define CASES(c) CASE(c, 1) CASE(c, 2) CASE(c, 3) CASE(c, 4) CASE(c, 5) CASE(c, 6) CASE(c, 7) CASE(c, 8)
-__device__ __forceinline__ void multiply_any(int kind, int count, const Ring& ring) {
+__device__ __forceinline__ void multiply_any(int kind, int count, const Ring& ring, unsigned char* shared) {
   switch (kind) {
 #if CODEBOOK_MASK & 1
     CASES(0)
@@ -313,68 +343,90 @@ __device__ __forceinline__ void multiply_any(int kind, int count, const Ring& ri
 #endif
   }
 }
-// Products of a window. hidden: gate and up, y [2][window rows][outputs] bf16; else down, y [window rows]
-// [outputs] fp32. grid (matrices * outputs / 128, items).
+__device__ __forceinline__ void start_barriers(Ring& ring, bool again) {
+  for (int i = 0; i < MOST_STAGES; i++) {
+    const u32 full_at = smem_address(ring.full + i), empty_at = smem_address(ring.empty + i);
+    if (again) { barrier_end(full_at); barrier_end(empty_at); }
+    barrier_init(full_at, 1);
+    barrier_init(empty_at, WARPS);
+  }
+  barriers_ready();
+}
+// Products of a window, sums before their rotation: y [1 or 2][window rows][outputs] fp32, gate and up
+// where `hidden`, else down. A block takes every gridDim.y-th item. grid (matrices * outputs / 128, any).
 extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT) experts_tiles(
-    const Matrix* table, const Item* items, const int* num_items, const u16* x0, const u16* x1, void* y,
+    const Matrix* table, const Item* items, const int* num_items, const u16* x0, const u16* x1, float* y,
     int inputs, int outputs, int hidden, int first_row, int window_rows) {
   extern __shared__ __align__(128) unsigned char shared[];
-  __shared__ __align__(8) u64 full[MOST_STAGES], empty[MOST_STAGES];
-  const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31;
-  const int column_blocks = outputs / 128, which = blockIdx.x / column_blocks;
+  __shared__ Ring ring;
+  const int column_blocks = outputs / 128, which = (int)blockIdx.x >= column_blocks;
   const int column_block = blockIdx.x - which * column_blocks;
-  if (tid == 0) {
-    for (int i = 0; i < MOST_STAGES; i++) {
-      barrier_init(smem_address(full + i), 1);
-      barrier_init(smem_address(empty + i), WARPS);
-    }
-    barriers_ready();
-  }
   let_consumer_start();
   wait_for_producer();
-  __syncthreads();
-  if ((int)blockIdx.y >= *num_items) return;
-  const Item item = items[blockIdx.y];
-  const Matrix m = table[item.expert * 3 + (hidden ? which : 2)];
-  const int row0 = item.first - first_row, groups = (item.count + 7) / 8;
-  Ring ring;
-  ring.shared = shared; ring.full = smem_address(full); ring.empty = smem_address(empty);
-  ring.groups = groups; ring.parts = inputs / PART_INPUTS;
-  ring.x_bytes = groups * GROUP_BYTES; ring.w_bytes = WARPS * 32 * m.bits;
-  ring.stage_bytes = ring.x_bytes + PART * ring.w_bytes;
-  ring.stages = min(MOST_STAGES, RING_BYTES / ring.stage_bytes);
-  ring.x = (const char*)(which ? x1 : x0) + (u64)row0 * inputs * 2; ring.x_pitch = (u64)8 * inputs * 2;
-  ring.w_pitch = (u64)(outputs / 16) * 32 * m.bits;
-  ring.weights = (const char*)m.trellis + (u64)column_block * ring.w_bytes;
-  multiply_any(m.codebook * 16 + m.bits, item.count, ring);
-  const int column = column_block * 128 + 4 * lane;
-  for (int r = warp; r < item.count; r += WARPS) {
-    const float4 s = *(const float4*)((const float*)shared + r * SUM_PITCH + 4 * lane);
-    float v[4] = {s.x, s.y, s.z, s.w};
-    finish_values(v, m.svh + column);
-    const u64 at = ((u64)which * window_rows + row0 + r) * outputs + column;
-    if (hidden) *(uint2*)((u16*)y + at) = bf16_four(v);
-    else *(float4*)((float*)y + at) = make_float4(v[0], v[1], v[2], v[3]);
+  const int num = *num_items;
+  for (int index = blockIdx.y; index < num; index += gridDim.y) {
+    const Item item = items[index];
+    const Matrix m = table[item.expert * 3 + (hidden ? which : 2)];
+    const bool again = index != (int)blockIdx.y;
+    if (again) __syncthreads();
+    if (threadIdx.x == 0) {
+      const int row0 = item.first - first_row;
+      start_barriers(ring, again);
+      ring.parts = inputs / PART_INPUTS; ring.outputs = outputs; ring.count = item.count;
+      ring.x_bytes = (item.count + 7) / 8 * GROUP_BYTES; ring.w_bytes = WARPS * 32 * m.bits;
+      ring.stage_bytes = ring.x_bytes + PART * ring.w_bytes;
+      ring.stages = min(MOST_STAGES, RING_BYTES / ring.stage_bytes);
+      ring.x = (const char*)(which ? x1 : x0) + (u64)(row0 / 8) * GROUP_BYTES;
+      ring.x_pitch = (u64)(window_rows / 8) * GROUP_BYTES;
+      ring.w_pitch = (u64)(outputs / 16) * 32 * m.bits;
+      ring.weights = (const char*)m.trellis + (u64)column_block * ring.w_bytes;
+      ring.y = y + ((u64)which * window_rows + row0) * outputs + column_block * 128;
+    }
+    __syncthreads();
+    multiply_any(m.codebook * 16 + m.bits, item.count, ring, shared);
   }
 }
 
-// Adds a window's outputs onto those of the windows before it; the last one rounds to bf16. Experts
-// ascend over windows and places. grid (outputs / 512 up, rows).
+// Finishes a window's outputs and adds them onto those of the windows before it; the last one rounds to
+// bf16. Experts ascend over windows and places. A warp takes 128 columns of 8 rows. grid (outputs / 512
+// up, rows / 8 up).
 extern "C" __global__ void __launch_bounds__(128) experts_add(
-    const float* y, const int* row_of_pair, float* total, u16* out,
-    int places, int outputs, int first_row, int window_rows, int first, int last) {
+    const Matrix* table, const float* sums, const int* row_of_pair, const int* expert_of_group,
+    float* total, u16* out, int rows, int places, int outputs, int first_row, int window_rows, int last) {
+  const int lane = threadIdx.x & 31, row = blockIdx.y * 8 + (lane >> 2);
+  const int column = (blockIdx.x * 4 + (threadIdx.x >> 5)) * 128 + 32 * (lane & 3);
   let_consumer_start();
   wait_for_producer();
-  const int row = blockIdx.y, column = blockIdx.x * 512 + 4 * threadIdx.x;
   if (column >= outputs) return;
+  const int* own = row_of_pair + row * (places + 1);
+  u32 here = 0;  // places with outputs in this window
+  if (row < rows)
+    for (int place = 0; place <= places; place++) {
+      const int from = own[place] - first_row;
+      if (from >= 0 && from < window_rows) here |= 1u << place;
+    }
   const u64 at = (u64)row * outputs + column;
-  float v[4] = {0.f, 0.f, 0.f, 0.f};
-  if (!first) add_four(v, *(const float4*)(total + at));
-#pragma unroll 4
-  for (int place = 0; place <= places; place++) {
-    const int from = row_of_pair[row * (places + 1) + place] - first_row;
-    if (from >= 0 && from < window_rows) add_four(v, *(const float4*)(y + (u64)from * outputs + column));
+  float sum[32] = {};
+  if (first_row > 0 && row < rows)
+#pragma unroll
+    for (int i = 0; i < 32; i += 4) {
+      const float4 t = *(const float4*)(total + at + i);
+      sum[i] = t.x; sum[i + 1] = t.y; sum[i + 2] = t.z; sum[i + 3] = t.w;
+    }
+  while (__any_sync(0xffffffffu, here)) {
+    const bool mine = here != 0;
+    const int from = mine ? own[__ffs(here) - 1] : first_row;
+    here &= here - 1;
+    float v[32];
+    finish_wide(v, sums + (u64)(from - first_row) * outputs + column, table[expert_of_group[from / 8] * 3 + 2].svh + column);
+    if (mine)
+#pragma unroll
+      for (int i = 0; i < 32; i++) sum[i] += v[i];
   }
-  if (last) *(uint2*)(out + at) = bf16_four(v);
-  else *(float4*)(total + at) = make_float4(v[0], v[1], v[2], v[3]);
+  if (row >= rows) return;
+#pragma unroll
+  for (int i = 0; i < 32; i += 4) {
+    if (last) *(uint2*)(out + at + i) = bf16_four(sum + i);
+    else *(float4*)(total + at + i) = make_float4(sum[i], sum[i + 1], sum[i + 2], sum[i + 3]);
+  }
 }

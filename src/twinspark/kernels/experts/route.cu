@@ -6,12 +6,13 @@
 // agree, so a lane reads 16 bytes.
 //
 // Macros: PIECES 1 (bf16 weights), 2 (fp16) or 3 (fp32), ROW_TILES of 8 rows a warp, WARPS of a block
-// (16 experts each), PER_LANE experts a lane of router_select.
+// (16 experts each), PER_LANE experts a lane of router_select, STAGES of router_logits_many, or 0 for
+// router_logits instead.
 #include "../exl3/common.cuh"
 
 #define MOST_PLACES 16
 #define STEPS (CHUNK / 32)
-#define AHEAD (ROW_TILES == 1 ? STEPS : 4)
+#define AHEAD (PIECES == 3 ? STEPS / 2 : STEPS)  // steps whose weights are asked for at once
 
 #if PIECES == 3
 struct Eight { uint4 a, b; };
@@ -76,11 +77,35 @@ __device__ __forceinline__ void multiply_step(
   }
 }
 
-// x [rows][inputs] bf16, `x_pitch` apart; logits [parts][rows][experts]. grid (16 * WARPS experts, parts,
-// 8 * ROW_TILES rows): as many parts as chunks, or 1 that holds the sum over chunks.
+__device__ __forceinline__ void store_logits(
+    const float sums[ROW_TILES][4], float* logits, int row0, int expert, int rows, int experts) {
+  const int q = threadIdx.x & 3;
+#pragma unroll
+  for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const int row = row0 + r * 8 + 2 * q + (i & 1), e = expert + 8 * (i >> 1);
+      if (row < rows && e < experts) logits[(u64)row * experts + e] = sums[r][i];
+    }
+}
+
+__device__ __forceinline__ void copy_async(u32 to, const void* from, bool is_here) {  // zeros where it is not
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_here ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT> __device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
+#if STAGES == 0
+#define X_LINE (2 * CHUNK + 64)  // bytes of a row in shared memory; 16-byte reads of two rows meet all banks
+
+// x [rows][inputs] bf16, `x_pitch` apart; logits [parts][rows][experts]. A chunk's rows are asked for at once.
+// grid (16 * WARPS experts, parts, 8 * ROW_TILES rows): as many parts as chunks, or 1 that holds the sum
+// over chunks.
 extern "C" __global__ void __launch_bounds__(32 * WARPS) router_logits(
-    const void* __restrict__ weights, const u16* __restrict__ x, float* __restrict__ logits,
-    int rows, int experts, int inputs, int x_pitch) {
+    const void* __restrict__ weights, const u16* x, float* logits, int rows, int experts, int inputs, int x_pitch) {
+  __shared__ __align__(16) unsigned char xs[8 * ROW_TILES * X_LINE];
   const int lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
   const int expert = (blockIdx.x * WARPS + (threadIdx.x >> 5)) * 16 + g, row0 = blockIdx.z * 8 * ROW_TILES;
   const int num_chunks = (inputs + CHUNK - 1) / CHUNK, split = gridDim.y > 1;
@@ -100,17 +125,24 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) router_logits(
         low[i] = load_eight(weights, (u64)expert * inputs + k, step0 + i < steps && expert < experts);
         high[i] = load_eight(weights, (u64)(expert + 8) * inputs + k, step0 + i < steps && expert + 8 < experts);
       }
-      if (chunk == first && step0 == 0) wait_for_producer();
+      if (step0 == 0) {
+        if (chunk == first) wait_for_producer();
+        else __syncthreads();  // the chunk before has been read
+        for (int at = threadIdx.x; at < 8 * ROW_TILES * 4 * STEPS; at += 32 * WARPS) {
+          const int r = at / (4 * STEPS), piece = at % (4 * STEPS);
+          const bool is_here = row0 + r < rows && piece < 4 * steps;
+          copy_async(smem_address(xs) + r * X_LINE + piece * 16,
+                     x + (is_here ? (u64)(row0 + r) * x_pitch + chunk * CHUNK + piece * 8 : 0), is_here);
+        }
+        end_copies();
+        wait_for_copies<0>();
+        __syncthreads();
+      }
 #pragma unroll
       for (int i = 0; i < AHEAD; i++) {
         uint4 b[ROW_TILES];
 #pragma unroll
-        for (int r = 0; r < ROW_TILES; r++) {
-          const int row = row0 + r * 8 + g;
-          b[r] = make_uint4(0, 0, 0, 0);
-          if (row < rows && step0 + i < steps)
-            b[r] = *(const uint4*)(x + (u64)row * x_pitch + chunk * CHUNK + (step0 + i) * 32 + 8 * q);
-        }
+        for (int r = 0; r < ROW_TILES; r++) b[r] = *(const uint4*)(xs + (r * 8 + g) * X_LINE + (step0 + i) * 64 + q * 16);
         if (step0 + i < steps) multiply_step(acc, low[i], high[i], b);
       }
     }
@@ -119,14 +151,75 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) router_logits(
 #pragma unroll
       for (int i = 0; i < 4; i++) total[r][i] = chunk == first ? acc[r][i] : total[r][i] + acc[r][i];
   }
-#pragma unroll
-  for (int r = 0; r < ROW_TILES; r++)
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const int row = row0 + r * 8 + 2 * q + (i & 1), e = expert + 8 * (i >> 1);
-      if (row < rows && e < experts) logits[((u64)blockIdx.y * rows + row) * experts + e] = total[r][i];
-    }
+  store_logits(total, logits + (u64)blockIdx.y * rows * experts, row0, expert, rows, experts);
 }
+#else
+
+// The same for many rows: weights and rows of 64 inputs at a time in shared memory. grid (16 * WARPS
+// experts, 1, 8 * ROW_TILES rows).
+#define TILE_INPUTS 64
+#define X_LINE (2 * TILE_INPUTS + 64)  // bytes of a row; these pitches spread 16-byte reads over all banks
+#define W_LINE (PIECES == 3 ? 4 * TILE_INPUTS + 16 : X_LINE)
+#define W_VALUE (PIECES == 3 ? 4 : 2)
+#define STAGE_BYTES (16 * WARPS * W_LINE + 8 * ROW_TILES * X_LINE)
+
+__device__ __forceinline__ void copy_lines(
+    u32 to, const char* from, int lines, int there, int bytes, int line, u64 pitch) {
+  const int each = bytes / 16;
+  for (int i = threadIdx.x; i < lines * each; i += 32 * WARPS) {
+    const int l = i / each, at = (i - l * each) * 16;
+    copy_async(to + l * line + at, from + (l < there ? l * pitch : 0) + at, l < there);
+  }
+}
+extern "C" __global__ void __launch_bounds__(32 * WARPS) router_logits_many(
+    const void* __restrict__ weights, const u16* x, float* logits, int rows, int experts, int inputs, int x_pitch) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, q = lane & 3;
+  const int expert0 = blockIdx.x * 16 * WARPS, row0 = blockIdx.z * 8 * ROW_TILES, tiles = inputs / TILE_INPUTS;
+  const char* w_from = (const char*)weights + (u64)expert0 * inputs * W_VALUE;
+  const char* x_from = (const char*)(x + (u64)row0 * x_pitch);
+  float acc[ROW_TILES][4] = {}, total[ROW_TILES][4];
+  let_consumer_start();
+  wait_for_producer();
+  for (int tile = 0; tile < tiles + STAGES - 1; tile++) {
+    if (tile < tiles) {
+      const u32 to = smem_address(shared) + tile % STAGES * STAGE_BYTES;
+      copy_lines(to, w_from + tile * TILE_INPUTS * W_VALUE, 16 * WARPS, experts - expert0, TILE_INPUTS * W_VALUE,
+                 W_LINE, (u64)inputs * W_VALUE);
+      copy_lines(to + 16 * WARPS * W_LINE, x_from + tile * TILE_INPUTS * 2, 8 * ROW_TILES, rows - row0,
+                 TILE_INPUTS * 2, X_LINE, (u64)x_pitch * 2);
+    }
+    end_copies();
+    const int now = tile - STAGES + 1;
+    if (now < 0) continue;
+    wait_for_copies<STAGES - 1>();
+    __syncthreads();
+    const unsigned char* at = shared + now % STAGES * STAGE_BYTES;
+    const unsigned char* w_at = at + (16 * warp + g) * W_LINE + q * 8 * W_VALUE;
+    const unsigned char* x_at = at + 16 * WARPS * W_LINE + g * X_LINE + q * 16;
+#pragma unroll
+    for (int step = 0; step < TILE_INPUTS / 32; step++) {
+      uint4 b[ROW_TILES];
+#pragma unroll
+      for (int r = 0; r < ROW_TILES; r++) b[r] = *(const uint4*)(x_at + r * 8 * X_LINE + step * 64);
+      const Eight* low = (const Eight*)(w_at + step * 32 * W_VALUE);
+      multiply_step(acc, *low, *(const Eight*)((const unsigned char*)low + 8 * W_LINE), b);
+    }
+    if ((now + 1) % (CHUNK / TILE_INPUTS) == 0 || now == tiles - 1) {
+      const bool first = now < CHUNK / TILE_INPUTS;
+#pragma unroll
+      for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          total[r][i] = first ? acc[r][i] : total[r][i] + acc[r][i];
+          acc[r][i] = 0.f;
+        }
+    }
+    __syncthreads();
+  }
+  store_logits(total, logits, row0, expert0 + 16 * warp + g, rows, experts);
+}
+#endif
 
 __device__ __forceinline__ u32 ordered(float v) {  // larger values, larger numbers
   const u32 b = __float_as_uint(v);
@@ -134,10 +227,10 @@ __device__ __forceinline__ u32 ordered(float v) {  // larger values, larger numb
 }
 // A block chooses for one row: the `places` largest sums of score and bias, equal ones by lower id. ids
 // [rows][places] ascend; weights are scores over their ascending sum, times `scale`. `marked` rows
-// (null: none) take `marked_bias`. grid (rows).
-extern "C" __global__ void __launch_bounds__(128) router_select(
-    const float* __restrict__ logits, const float* __restrict__ bias, const float* __restrict__ marked_bias,
-    const unsigned char* marked, int* __restrict__ ids, float* __restrict__ weights,
+// (null: none) take `marked_bias`. grid (rows), any whole warps.
+extern "C" __global__ void __launch_bounds__(32 * PER_LANE < 128 ? 128 : 32 * PER_LANE) router_select(
+    const float* logits, const float* __restrict__ bias, const float* __restrict__ marked_bias,
+    const unsigned char* marked, int* ids, float* weights,
     int rows, int experts, int parts, int places, int scale, int temperature) {
   __shared__ float scores[32 * PER_LANE];
   __shared__ u32 keys[32 * PER_LANE];
@@ -147,9 +240,10 @@ extern "C" __global__ void __launch_bounds__(128) router_select(
   const int lane = threadIdx.x & 31, row = blockIdx.x;
   wait_for_producer();
   const float* own = marked && marked[row] ? marked_bias : bias;
-  for (int expert = threadIdx.x; expert < 32 * PER_LANE; expert += 128) {
+  for (int expert = threadIdx.x; expert < 32 * PER_LANE; expert += blockDim.x) {
     u32 key = 0;  // smaller than that of any number
     if (expert < experts) {
+      const float added = own[expert];  // asked for with the logits
       const float* p = logits + (u64)row * experts + expert;
       float logit = 0.f;
       for (int part = 0; part < parts; part += 10) {
@@ -164,7 +258,7 @@ extern "C" __global__ void __launch_bounds__(128) router_select(
       logit /= __int_as_float(temperature);
       const float score = sqrtf(fmaxf(logit, 0.f) + log1pf(expf(-fabsf(logit))));
       scores[expert] = score;
-      key = ordered(score + own[expert]);
+      key = ordered(score + added);
     }
     keys[expert] = key;
   }
