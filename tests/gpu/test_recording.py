@@ -81,7 +81,8 @@ def test_want_of_memory(caplog):
     check_records(graphs)
 
 
-def test_staged_numbers_go_there_and_come_back_in_order():
+@pytest.mark.parametrize("aside", [False, True])
+def test_staged_numbers_go_there_and_come_back_in_order(aside):
     """Numbers are written anew as soon as a result is there, as rounds do, on a busy device."""
     staging, landing = Staging(4096, DEVICE), Landing(64, 4, DEVICE)
     field = staging.cut().field(torch.int32, 64, 4)
@@ -95,7 +96,8 @@ def test_staged_numbers_go_there_and_come_back_in_order():
         torch.cuda._sleep(100_000)  # so that all that follows is still to come
         part.send()
         work.replay()
-        landing.fetch(rows)
+        landing.fetch(rows, aside=aside)
+        torch.cuda._sleep(100_000)  # as a draft pass that reads the rows
         landing.wait()
         wanted = torch.arange(number, number + 256).view(64, 4).flip(0) + 1
         assert landing.array[:rows].tolist() == wanted[:rows].tolist()

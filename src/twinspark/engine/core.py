@@ -322,8 +322,12 @@ class Engine:
         """By slot, the rules of windows whose tokens nothing else decides; none on a CPU."""
         if not self._runner.follows_rules:
             return {}
-        rules = {w.slot: self._scheduler.running(w.slot).chooser.free_rule for w in plan.windows}
-        return {slot: rule for slot, rule in rules.items() if rule is not None}
+        rules = {}
+        for window in plan.windows:
+            rule = self._scheduler.running(window.slot).chooser.free_rule
+            if rule is not None:
+                rules[window.slot] = rule
+        return rules
 
     def _meanwhile(self, plan: StepPlan) -> None:
         """What the host has to do before the plan's results, while a device runs it."""

@@ -135,14 +135,21 @@ def share_rows(gains_us: Sequence[Floats], line_us: Floats) -> list[int]:
     if not gains_us:
         return []
     lengths = [len(gains) for gains in gains_us]
-    gains = np.concatenate(gains_us)
-    if not len(gains):
+    if not any(lengths):
         return [0] * len(lengths)
+    if len(lengths) == 1:  # most rounds of one request, which a device waits for: they are in order
+        return [_best_count(gains_us[0], line_us)]
+    gains = np.concatenate(gains_us)
     order = (-gains).argsort(kind="stable")
-    value = gains[order].cumsum()
-    value -= line_us[1 : len(value) + 1] - line_us[0]
-    best = int(value.argmax())
-    taken = order[: best + 1] if value[best] > 0.0 else order[:0]
+    taken = order[: _best_count(gains[order], line_us)]
     owner = np.arange(len(lengths)).repeat(lengths)[taken]
     depths: list[int] = np.bincount(owner, minlength=len(lengths)).tolist()
     return depths
+
+
+def _best_count(gains_us: Floats, line_us: Floats) -> int:
+    """How many of the gains, the best first, to pay for."""
+    value = gains_us.cumsum()
+    value -= line_us[1 : len(value) + 1] - line_us[0]
+    best = int(value.argmax())
+    return best + 1 if value[best] > 0.0 else 0

@@ -5,8 +5,8 @@ goes when the request goes. Read next: `speculation.py` (the owner).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,8 @@ from twinspark.engine.lookup import Copy, SuffixIndex
 
 Floats = npt.NDArray[np.float64]
 Source = Literal["model", "copy", "given"]
+
+_NOTHING: Floats = np.zeros(0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +77,7 @@ class DraftCounts:
             self._copied_kept += kept
 
 
-@dataclass(frozen=True, kw_only=True)
-class Proposal:
+class Proposal(NamedTuple):
     """Drafts of one slot for the next round.
 
     Attributes:
@@ -88,7 +89,7 @@ class Proposal:
 
     tokens: list[int]
     source: Source
-    promised: Floats = field(default_factory=lambda: np.zeros(0))
+    promised: Floats = _NOTHING
     match: int = 0
 
 

@@ -6,6 +6,7 @@ Owns no state; works on what `draft_state.py` keeps of each request. Read next: 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -156,8 +157,7 @@ def propose_priced(
     return len(drafted)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Drafted:
+class _Drafted(NamedTuple):
     """What a pass proposed for one candidate."""
 
     tokens: list[int]
@@ -217,16 +217,14 @@ def _share(
     depths = share_rows(gains_us, prices.line_us)
     for (number, (copy, _)), depth in zip(offers.items(), depths, strict=False):
         candidates[number].state.proposal = _of_copy(copy, depth)
-    pass_us = prices.passes_us[len(drafted)] / max(1, len(drafted))
     for (number, found), depth in zip(drafted.items(), depths[len(offers) :], strict=True):
         candidate = candidates[number]
         candidate.state.proposal = _of_model(found.tokens[:depth], found.promised)
-        later.append(partial(_record, candidate, found, depth, prices, pass_us))
+        later.append(partial(_record, candidate, found, depth, prices, len(drafted)))
 
 
-def _record(
-    candidate: Candidate, found: _Drafted, depth: int, prices: Prices, pass_us: float
-) -> None:
+def _record(candidate: Candidate, found: _Drafted, depth: int, prices: Prices, width: int) -> None:
+    pass_us = prices.passes_us[width] / width
     row_us = prices.share_us(depth)[-1] - prices.share_us(0)[0]
     gain_us = candidate.worth_us * float(found.alive[:depth].sum())
     candidate.state.passes.observe(

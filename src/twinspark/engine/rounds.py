@@ -188,7 +188,7 @@ class Rounds:
         sized.part.send()
         context = self._context(end)
         (logits_TV,) = self._of("decode", size, context, self._decode).replay()
-        self._chosen.fetch(num)
+        self._chosen.fetch(num, aside=bool(self._ahead))  # a draft pass only reads them
         return logits_TV[:num]
 
     def tokens(self, num: int) -> list[int]:
@@ -245,8 +245,8 @@ class Rounds:
             rules: of the requests; None where more than the rows decides.
             pick: chooses on the host, for all of a pass of which one has no rule.
         """
-        found = self._take_ahead()
-        missing = [n for n, request in enumerate(requests) if _key(request) not in found]
+        found, keys = self._take_ahead(), [*map(_key, requests)]
+        missing = [n for n, key in enumerate(keys) if key not in found]
         if missing:
             asked = [requests[n] for n in missing]
             free = [rule for rule in (rules[n] for n in missing) if rule is not None]
@@ -258,7 +258,7 @@ class Rounds:
             if results is None:
                 results = self._draft_picked(asked, pick_missing)
             found |= zip(map(_key, asked), results, strict=True)
-        return [found[_key(request)] for request in requests]
+        return [found[key] for key in keys]
 
     def follow(self, requests: Sequence[DraftRequest]) -> None:
         """The blocks of a pass whose tokens another rank chooses, on the host or by rules.

@@ -1,7 +1,7 @@
 """Choice rules of rows in memory that a device reads: written anew only when requests change.
 
-A request's numbers stay the same for its whole life, so between two rounds of the same windows
-nothing is written. Letters: R rows. Read next: `rounds.py`, `kernels/head/rows.py`.
+A request's numbers stay the same for its whole life, so only rows that come to another request are
+written. Letters: R rows. Read next: `rounds.py`, `kernels/head/rows.py`.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class RuleRows:
     """Numbers of rules, a row each.
 
     Attributes:
-        writes: how often they were written.
+        writes: how many runs of rows were written.
     """
 
     def __init__(self, fields: Cutter, size: int) -> None:
@@ -32,24 +32,20 @@ class RuleRows:
         temperature, top_k, top_p, floor, choice = (fields.field(t, size) for t in _TYPES)
         seed = fields.field(torch.int32, size, 2)
         self._fields = (temperature, top_k, top_p, floor, choice, seed)
-        self._written: list[Ruled] = []
-        self._rows = size
+        self._written: list[ChoiceRule | None] = [None] * size
         self._put(slice(0, size), _GREEDY)
-        self._rows = self.writes = 0
+        self.writes = 0
 
-    def write(self, ruled: list[Ruled]) -> None:
-        """From the first row on; rows behind them are greedy."""
-        if ruled == self._written:
-            return
-        row = 0
+    def write(self, ruled: Sequence[Ruled]) -> None:
+        """From the first row on; rows behind them are padding and keep what they hold."""
+        written, first = self._written, 0
         for rule, count in ruled:
-            numbers = _GREEDY if rule is None else _numbers(rule)
-            self._put(slice(row, row + count), numbers)
-            row += count
-        if row < self._rows:
-            self._put(slice(row, self._rows), _GREEDY)
-        self._written, self._rows = list(ruled), row
-        self.writes += 1
+            rows = slice(first, first + count)
+            if written[rows] != [rule] * count:
+                written[rows] = [rule] * count
+                self._put(rows, _GREEDY if rule is None else _numbers(rule))
+                self.writes += 1
+            first += count
 
     def rules(self, count: int, position_R: Tensor) -> RowRules:
         """The first rows' rules on the device, for tokens at these positions (int32)."""

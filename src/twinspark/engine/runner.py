@@ -171,6 +171,10 @@ class Runner:
         self.caches = caches
         self._states: dict[int, Any] = {}
         self._rounds = Rounds.of(model, caches, banned_V)
+        device = getattr(model, "device", None)
+        is_cuda = isinstance(device, torch.device) and device.type == "cuda"
+        # a number is looked up faster than a device is
+        self._cuda = (device if device.index is None else device.index) if is_cuda else None
 
     @property
     def follows_rules(self) -> bool:
@@ -320,9 +324,7 @@ class Runner:
 
     def _on_device(self) -> AbstractContextManager[object]:
         """Every thread that runs a plan has a current CUDA device of its own."""
-        device = getattr(self._model, "device", None)
-        is_cuda = isinstance(device, torch.device) and device.type == "cuda"
-        return torch.cuda.device(device) if is_cuda else nullcontext()
+        return nullcontext() if self._cuda is None else torch.cuda.device(self._cuda)
 
     def _apply(self, op: CacheOp) -> None:
         match op:

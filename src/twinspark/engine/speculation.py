@@ -301,8 +301,8 @@ class Speculation:
             for candidate, tokens in zip(candidates, self._given.propose(needs), strict=True):
                 candidate.state.proposal = Proposal(tokens=candidate.useful(tokens), source="given")
             return
-        model, width = self._model, 0
-        guess = None
+        model, guess = self._model, None
+        passes_us = self._costs.passes(len(candidates))
         if model is not None and self.block:
 
             def guess(numbers: Sequence[int]) -> list[DraftResult]:
@@ -313,17 +313,19 @@ class Speculation:
             prices = Prices(
                 slots=num_slots,
                 line_us=self._line(num_slots),
-                passes_us=self._costs.passes(len(candidates)),
+                passes_us=passes_us,
             )
             width = propose_priced(candidates, guess, prices, self._later)
         else:
             width = propose_fully(candidates, guess)
         if width:
             self._counts.passes += 1
-            self._pass_us = float(self._costs.passes(width)[-1])
+            self._pass_us = float(passes_us[width])
 
 
 def _start(result: DraftResult, depth: int) -> DraftResult:
+    if len(result.tokens) <= depth:
+        return result
     return DraftResult(tokens=result.tokens[:depth], confidence=result.confidence[:depth])
 
 

@@ -69,7 +69,7 @@ class StepHash:
                 "tokenizer does not belong to this model"
             )
         self._config = config
-        self._map = token_map
+        self._map = np.asarray(token_map, np.int64)  # what it is multiplied with has this type
         self._hash = EngramHash(
             config.engram_layer_ids,
             config.engram_num_embeddings,

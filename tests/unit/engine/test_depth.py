@@ -16,10 +16,11 @@ def falling(rng, size):
     return np.cumprod(rng.uniform(0.2, 1.0, size)) * rng.uniform(2, 30)
 
 
+@pytest.mark.parametrize("windows", [1, 3])
 @pytest.mark.parametrize("seed", range(12))
-def test_rows_go_where_they_bring_most(seed):
+def test_rows_go_where_they_bring_most(seed, windows):
     rng = np.random.default_rng(seed)
-    gains = [falling(rng, size) for size in rng.integers(0, 5, 3)]
+    gains = [falling(rng, size) for size in rng.integers(0, 5, windows)]
     depths = share_rows(gains, LINE)
 
     def value(choice):
@@ -28,6 +29,13 @@ def test_rows_go_where_they_bring_most(seed):
 
     every = itertools.product(*(range(len(g) + 1) for g in gains))
     assert value(depths) == pytest.approx(max(map(value, every)))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_one_window_gets_what_it_gets_beside_one_that_wants_nothing(seed):
+    rng = np.random.default_rng(seed)
+    gains, nothing = falling(rng, 8), np.zeros(0)
+    assert share_rows([gains], LINE) == share_rows([gains, nothing], LINE)[:1]
 
 
 def test_a_step_in_the_costs_is_jumped_when_it_pays():

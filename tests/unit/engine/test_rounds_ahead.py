@@ -138,6 +138,28 @@ def test_tokens_are_delivered_before_drafts_are_waited_for():
     assert replies.summary("b") == alone(ask("b", first=60))
 
 
+def test_tokens_leave_beside_the_pass_that_follows_and_only_then():
+    """A pass need not wait for the copy; where none follows nothing is to be spared."""
+    engine, recorder = recorded(slots=2)
+    rounds, asides = engine._runner._rounds, []
+    fetch = rounds._chosen.fetch
+
+    def spy(count, *, aside=False):
+        asides.append(aside)
+        fetch(count, aside=aside)
+
+    rounds._chosen.fetch = spy
+    requests = [ask("a"), ask("b", first=60)]
+    replies = run_all(engine, requests)
+    assert all(replies.summary(r.request_id) == alone(r) for r in requests)
+    assert asides.count(True) == recorder.replays["_draft_followers"] > 3
+    engine, _ = recorded(slots=1, draft=False)
+    asides.clear()
+    engine._runner._rounds._chosen.fetch = spy
+    run_all(engine, [ask("a")])
+    assert asides and not any(asides)
+
+
 def test_prices_are_measured_where_tokens_are_chosen():
     """On a device, not by logits that the host picks from."""
     engine, recorder = recorded(slots=2, priced_drafts=True)
