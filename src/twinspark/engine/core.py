@@ -298,6 +298,15 @@ class Engine:
             folder=measured_costs_path(),
         )
 
+    def prepare(self) -> bool:
+        """Do a little of what makes later rounds quick; for moments without open requests.
+
+        Returns:
+            False where nothing is left to do.
+        """
+        slots, block = self.config.slots, self._speculation.block
+        return self._runner.prepare(rows=slots * (1 + block), requests=slots if block else 0)
+
     def close(self) -> None:
         """Give back what is of use to running requests only; there are none."""
         self._runner.close()
