@@ -5,6 +5,7 @@ written. Letters: R rows. Read next: `rounds.py`, `kernels/head/rows.py`.
 """
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ class RuleRows:
     """Numbers of rules, a row each.
 
     Attributes:
-        writes: how many runs of rows were written.
+        writes: how often they were written.
     """
 
     def __init__(self, fields: Cutter, size: int) -> None:
@@ -33,28 +34,31 @@ class RuleRows:
         seed = fields.field(torch.int32, size, 2)
         self._fields = (temperature, top_k, top_p, floor, choice, seed)
         self._written: list[ChoiceRule | None] = [None] * size
-        self._put(slice(0, size), _GREEDY)
+        for field, number in zip(self._fields, _GREEDY, strict=True):
+            field.array[:] = number
         self.writes = 0
 
     def write(self, ruled: Sequence[Ruled]) -> None:
         """From the first row on; rows behind them are padding and keep what they hold."""
-        written, first = self._written, 0
+        rules: list[ChoiceRule | None] = []
         for rule, count in ruled:
-            rows = slice(first, first + count)
-            if written[rows] != [rule] * count:
-                written[rows] = [rule] * count
-                self._put(rows, _GREEDY if rule is None else _numbers(rule))
-                self.writes += 1
-            first += count
+            is_greedy = rule is None or rule.temperature <= 0.0  # nothing else of it is read
+            rules += [None if is_greedy else rule] * count
+        num = len(rules)
+        if rules == self._written[:num]:
+            return
+        self._written[:num] = rules
+        numbers: list[Sequence[object]] = []
+        for rule, run in groupby(rules):
+            numbers += [_GREEDY if rule is None else _numbers(rule)] * len(list(run))
+        for field, column in zip(self._fields, zip(*numbers, strict=True), strict=True):
+            field.array[:num] = column
+        self.writes += 1
 
     def rules(self, count: int, position_R: Tensor) -> RowRules:
         """The first rows' rules on the device, for tokens at these positions (int32)."""
         temperature, top_k, top_p, floor, choice, seed = (f.tensor[:count] for f in self._fields)
         return RowRules(temperature, top_k, top_p, floor, seed, position_R, choice)
-
-    def _put(self, rows: slice, numbers: Sequence[object]) -> None:
-        for field, number in zip(self._fields, numbers, strict=True):
-            field.array[rows] = number
 
 
 def _numbers(rule: ChoiceRule) -> tuple[object, ...]:
