@@ -1,4 +1,4 @@
-"""Idle time between rounds can be measured, and a round with drafts is two replays."""
+"""Idle time is measured, a round with drafts is two replays, and rounds are recorded ahead."""
 
 import pytest
 
@@ -20,3 +20,16 @@ def test_rounds_and_their_drafts_are_timed_and_nothing_is_left_open():
     assert 1 <= drafted.replays <= 3 and serial.replays == 1 and serial.rounds >= 10
     for found in (drafted, serial):
         assert 0 < found.busy_us < found.round_us and found.idle_us < found.round_us
+
+
+def test_rounds_that_are_recorded_ahead_give_the_same_replies():
+    prompts, sampling = ["def add(a, b):", "import os\n"], Sampling(seed=3, max_tokens=48)
+    found = []
+    for ahead in (False, True):
+        with LLM.demo(device="cuda", slots=2, max_context_tokens=2048) as llm:
+            prepared = 0
+            while ahead and llm.engine.prepare():
+                prepared += 1
+            assert (prepared > 0) == ahead
+            found.append([reply.token_ids for reply in llm.generate_many(prompts, sampling)])
+    assert found[0] == found[1] and all(found[0])
