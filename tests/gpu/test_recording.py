@@ -65,11 +65,15 @@ def test_work_that_reads_a_value(caplog):
     check_records(Graphs(DEVICE, nullcontext))  # another engine of this process
 
 
-def test_want_of_memory(caplog):
+@pytest.mark.parametrize("is_empty", [False, True], ids=["later", "at-once"])
+def test_want_of_memory(caplog, is_empty):
+    """Also before anything is recorded, of which torch then has something to say."""
     graphs, x = Graphs(DEVICE, nullcontext), torch.ones(4, device=DEVICE)
 
     def greedy():
         if torch.cuda.is_current_stream_capturing():
+            if not is_empty:
+                x.add(1)
             torch.empty(1 << 45, dtype=torch.uint8, device=DEVICE)
         return (x + 1,)
 

@@ -5,9 +5,10 @@ Read next: `rounds.py`.
 
 import atexit
 import logging
+import warnings
 from collections import OrderedDict
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol
@@ -72,8 +73,14 @@ class Graphs:
             watched = _Watched(work)
             try:
                 # other threads of the process may call CUDA meanwhile
-                with torch.cuda.graph(
-                    graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+                with (
+                    _empty_graphs_unsaid(),
+                    torch.cuda.graph(
+                        graph,
+                        pool=self._pool,
+                        stream=self._stream,
+                        capture_error_mode="thread_local",
+                    ),
                 ):
                     found = watched()
             except RuntimeError as error:
@@ -119,6 +126,14 @@ class Graphs:
                 reason,
             )
         return Launched(work)
+
+
+@contextmanager
+def _empty_graphs_unsaid() -> Iterator[None]:
+    """A recording that breaks off before its first kernel is told of by what broke it off."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
+        yield
 
 
 class _Watched:

@@ -6,6 +6,7 @@ ones.
 
 import gc
 import logging
+import warnings
 import weakref
 from contextlib import contextmanager, nullcontext
 
@@ -58,6 +59,9 @@ class Cuda:
         self.current, self.capturing = stream, True
         try:
             yield
+        except BaseException:
+            warnings.warn("The CUDA Graph is empty. This usually means", stacklevel=1)  # it does
+            raise
         finally:
             self.capturing = False
             if self.end_fails is not None:  # neither the stream nor the allocator is put back
