@@ -110,6 +110,7 @@ class Engine:
         block = model.config.dspark_block_size if model.config.num_nextn_predict_layers else 0
         self._speculation = Speculation.of(config, self._runner, block=block, drafter=drafter)
         self._undelivered: list[ReplyEvent] = []
+        self._may_prepare = True
         self._compiler = FormCompiler(tokenizer, self.vocab_size)
         self._forming = FormingRequests()
 
@@ -302,10 +303,17 @@ class Engine:
         """Do a little of what makes later rounds quick; for moments without open requests.
 
         Returns:
-            False where nothing is left to do.
+            False where nothing is left to do, also as it went wrong once: rounds do without.
         """
+        if not self._may_prepare:
+            return False
         slots, block = self.config.slots, self._speculation.block
-        return self._runner.prepare(rows=slots * (1 + block), requests=slots if block else 0)
+        try:
+            return self._runner.prepare(rows=slots * (1 + block), requests=slots if block else 0)
+        except Exception:  # nobody waits for it, so it must not end those who come later
+            logger.exception("rounds cannot be prepared while idle; each is when it comes first")
+            self._may_prepare = False
+            return False
 
     def close(self) -> None:
         """Give back what is of use to running requests only; there are none."""

@@ -70,3 +70,14 @@ def test_where_nothing_is_recorded_ahead():
     engine, recorder = recorded(slots=1)
     engine._runner._is_alone = False  # ranks record a round together
     assert not engine.prepare() and not recorder.replays
+
+
+def test_a_fault_while_idle_ends_nothing(caplog, monkeypatch):
+    engine, _ = recorded(slots=2)
+    monkeypatch.setattr(engine._runner._rounds._recordings, "of", lambda *_: 1 / 0)
+    assert not engine.prepare() and not engine.prepare()
+    assert caplog.text.count("ZeroDivisionError") == 1
+    monkeypatch.undo()
+    assert not engine.prepare()
+    request = ask("a")
+    assert run_all(engine, [request]).summary("a") == alone(request)
