@@ -6,7 +6,7 @@ rows of all running requests and returns what happened. Not safe for several thr
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from twinspark.config.paths import measured_costs_path
 from twinspark.engine.assembly import new_scheduler, num_pages
 from twinspark.engine.checks import check_request
 from twinspark.engine.cost_file import settle_costs
+from twinspark.engine.draft_state import common_length
 from twinspark.engine.endings import Ending
 from twinspark.engine.grammar import FormCompiler, FormingRequest, FormingRequests
 from twinspark.engine.memory import MemoryMeter
@@ -351,6 +352,7 @@ class Engine:
         self._speculation.catch_up()
         if not self._runner.follows_rules:
             return  # a CPU has no such time: looking ahead would only come on top
+        self._speculation.look_ahead()
         for window in plan.windows:
             self._scheduler.running(window.slot).chooser.look_ahead(window.ids[1:])
 
@@ -361,14 +363,14 @@ class Engine:
         chosen = logits.chosen.get(window.slot)
 
         def choose(row: int) -> int:
-            position = window.first + row + 1
-            if chosen is not None:
-                return chooser.accept(chosen[row], position)
-            return chooser.choose(logits.windows[window.slot][row], position)
+            return chooser.choose(logits.windows[window.slot][row], window.first + row + 1)
 
         fault: Exception | None = None
         try:
-            walk_window(window.ids, choose, session.take)
+            if chosen is None:
+                walk_window(window.ids, choose, session.take)
+            else:
+                _take_chosen(session, window, chosen)
         except _REPLY_FAULTS as error:
             fault = error
         taken = tuple(session.ids[before:])
@@ -415,6 +417,18 @@ class Engine:
     def _remove(self, session: Session, ending: Ending | None = None) -> None:
         self._speculation.forget(session)
         self._scheduler.remove(session, ending)
+
+
+def _take_chosen(session: Session, window: PlannedRows, chosen: Sequence[int]) -> None:
+    """What `walk_window` does with rows that a device has chosen from by a free rule, at once.
+
+    Raises:
+        FloatingPointError: there was nothing to choose, after the tokens before that were taken.
+    """
+    right = chosen[: 1 + common_length(window.ids[1:], chosen)]
+    found = right if right[-1] >= 0 else right[:-1]
+    num_taken = session.take_all(found)
+    session.chooser.accept(right if session.ending is None else found[:num_taken], window.first + 1)
 
 
 def failure_of(request_id: str, error: RequestError | CapacityError) -> Failed:

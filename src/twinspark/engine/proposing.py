@@ -4,7 +4,6 @@ Owns no state; works on what `draft_state.py` keeps of each request. Read next: 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -25,9 +24,8 @@ Later = Callable[[], None]
 _FULL_DEPTH_MATCH = 8  # without prices a copy needs a match this long
 
 
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A window that may get drafts.
+class Candidate(NamedTuple):
+    """A window that may get drafts; a tuple, as many are made a round.
 
     Attributes:
         state: of its request; the proposal is put there.
@@ -63,9 +61,8 @@ class Candidate:
         return useful if self.possible is None else useful[: self.possible(useful)]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Prices:
-    """What the next round costs.
+    """What rounds of some number of windows cost.
 
     Attributes:
         slots: windows of the round.
@@ -73,18 +70,26 @@ class Prices:
         passes_us: cost of a draft pass over 0, 1, ... slots.
     """
 
-    slots: int
-    line_us: Floats
-    passes_us: Floats
+    def __init__(self, *, slots: int, line_us: Floats, passes_us: Floats) -> None:
+        """See the attributes."""
+        self.slots, self.line_us, self.passes_us = slots, line_us, passes_us
+        self._rows_us: Floats = line_us[1:] - line_us[0]
+        self._shares_us: Floats = line_us[::slots] / slots
+        self._share_of: dict[int, Floats] = {}
 
     def rows_us(self, depth: int) -> Floats:
         """Cost of 1, 2, ... `depth` drafts of one window alone."""
-        cost_us: Floats = self.line_us[1 : depth + 1] - self.line_us[0]
-        return cost_us
+        return self._rows_us[:depth]
 
     def share_us(self, depth: int) -> Floats:
-        """One window's share of the cost when all windows have 0, 1, ... `depth` drafts."""
-        return self.line_us[: depth * self.slots + 1 : self.slots] / self.slots
+        """One window's share of the cost when all windows have 0, 1, ... `depth` drafts.
+
+        The same array each time.
+        """
+        found = self._share_of.get(depth)
+        if found is None:
+            found = self._share_of[depth] = self._shares_us[: depth + 1]
+        return found
 
 
 def propose_fully(candidates: Sequence[Candidate], guess: Guess | None) -> int:

@@ -89,6 +89,11 @@ def test_surplus_is_the_mean_of_each_passs_best():
     after = pass_surplus([one, two], worth_us=[40, 40], line_us=line)
     assert after[0] == pytest.approx((first[0] + 60) / 2)
     assert after[1] == pytest.approx(first[1] / 2)
+    again = pass_surplus([two, one], worth_us=[40, 80], line_us=line)  # one of them anew
+    assert again[0] == after[1] and again[1] == pytest.approx((80 * 1.19 - 20 + 140) / 2)
+    assert pass_surplus([one], worth_us=[80], line_us=2 * line)[0] == pytest.approx(
+        (80 * 1.19 - 40 + 120) / 2
+    )
     for _ in range(8):
         two.observe(np.zeros(0), was_trial=False, paid=False)
     assert pass_surplus([two], worth_us=[40], line_us=line)[0] == pytest.approx(first[1] / 9)
