@@ -10,15 +10,20 @@ pytestmark = pytest.mark.gpu
 
 
 def test_rounds_and_their_drafts_are_timed_and_nothing_is_left_open():
-    with LLM.demo(device="cuda", slots=2, max_context_tokens=2048) as llm:
+    settings = {"device": "cuda", "slots": 2, "max_context_tokens": 2048}
+    with LLM.demo(**settings, lookup=False) as llm:
         prompts = [llm.tokenizer.encode_plain(text) for text in ("def add(a, b):", "import os\n")]
-        drafted = measure_idle(llm.engine, prompts, rounds=12)
-        serial = measure_idle(llm.engine, prompts[:1], drafts=False, rounds=12)
+        drafted = measure_idle(llm.engine, prompts, "draft passes", rounds=12)
+        serial = measure_idle(llm.engine, prompts[:1], "no drafts", rounds=12)
         assert not llm.engine.has_work
         assert llm.generate("def add(a, b):", Sampling(max_tokens=8)).token_ids  # and it goes on
+    with LLM.demo(**settings) as llm:
+        copied = measure_idle(llm.engine, [prompts[0] * 4], "copies", rounds=12)
     assert (drafted.slots, serial.slots) == (2, 1) and drafted.rounds + drafted.left_out in (11, 12)
     assert 1 <= drafted.replays <= 3 and serial.replays == 1 and serial.rounds >= 10
-    for found in (drafted, serial):
+    assert drafted.rows > 2 and drafted.copied == 0 and copied.copied > 0
+    assert serial.rows == serial.tokens == 1 <= copied.tokens <= copied.rows
+    for found in (drafted, serial, copied):
         assert 0 < found.busy_us < found.round_us and found.idle_us < found.round_us
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from time import perf_counter
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -19,11 +19,16 @@ from torch import Tensor
 from twinspark.engine.core import Engine
 from twinspark.engine.recording import Graphs, Recorded, Recorder, Recordings, Work
 from twinspark.errors import ConfigError
-from twinspark.messages import GenerateRequest, Sampling
+from twinspark.messages import EngineStatus, GenerateRequest, Sampling
 
 WARM_UP_ROUNDS = 12
 _REPEATS = 7
 _REPLAYS = 8  # one after another, a measurement
+
+
+Kind = Literal["no drafts", "draft passes", "copies"]
+"""Of the engine's drafts: none, its draft blocks' alone (a second replay a round), or copies of the
+requests' own texts too (which take the place of the pass where they are offered)."""
 
 
 class Event(Protocol):
@@ -45,8 +50,11 @@ class DeviceIdle:
 
     Attributes:
         slots: requests.
-        drafts: whether drafts were used.
+        kind: where drafts come from.
         rounds: that are counted.
+        rows: of a round, all requests together.
+        tokens: that a round gives, all requests together.
+        copied: share of the drafts that were copied from the requests' texts.
         round_us: time of a round, everything included.
         busy_us: of it, what its recordings take by themselves.
         idle_us: the difference.
@@ -58,8 +66,11 @@ class DeviceIdle:
     """
 
     slots: int
-    drafts: bool
+    kind: Kind
     rounds: int
+    rows: float
+    tokens: float
+    copied: float
     round_us: float
     busy_us: float
     idle_us: float
@@ -167,20 +178,25 @@ class TimedRecording:
 
 
 def measure_idle(
-    engine: Engine, prompts: Sequence[Sequence[int]], *, drafts: bool = True, rounds: int = 60
+    engine: Engine, prompts: Sequence[Sequence[int]], kind: Kind, *, rounds: int = 60
 ) -> DeviceIdle:
     """Decode one request a prompt, all of them in every round, and leave none open.
 
     Args:
         engine: on a CUDA device, with a slot for every prompt and no open request.
         prompts: ids; the context must hold the longest and the tokens of all rounds.
-        drafts: whether to draft.
+        kind: of drafts; with any, the engine must copy if they are copies and not if they are not.
         rounds: to run, after some that warm up.
 
     Raises:
-        ConfigError: the engine records no rounds, so it is not on a CUDA device; a request ended
-            on the way; or something was recorded in every round.
+        ConfigError: the engine records no rounds, so it is not on a CUDA device; it drafts of
+            another kind; a request ended on the way; or something was recorded in every round.
     """
+    if kind != "no drafts" and engine.config.lookup != (kind == "copies"):
+        raise ConfigError(
+            f"rounds with {kind} were asked for, but the engine has lookup = "
+            f"{str(engine.config.lookup).lower()}; set it to {str(kind == 'copies').lower()}"
+        )
     runner = cast(Any, engine._runner)  # the one look inside
     looked_at = runner._rounds
     if looked_at is None:
@@ -190,7 +206,7 @@ def measure_idle(
     model = looked_at._model
     timed = TimedRecorder(Graphs(model.device, model.rehearsal), _new_event)
     looked_at._recordings = Recordings(timed)
-    rule = Sampling(temperature=0.0, ignore_eos=True, draft=drafts)
+    rule = Sampling(temperature=0.0, ignore_eos=True, draft=kind != "no drafts")
     names = [f"idle-{number}" for number in range(len(prompts))]
     try:
         while engine.prepare():
@@ -201,10 +217,12 @@ def measure_idle(
             )
         for _ in range(WARM_UP_ROUNDS):
             engine.step()
+        before = engine.status
         for _ in range(rounds):
             timed.begin_round()
             engine.step()
-        if engine.status.running != len(prompts):
+        after = engine.status
+        if after.running != len(prompts):
             raise ConfigError("a request ended while it was measured; ask for fewer rounds")
         made_us = [one.made_us for one in timed.rounds if one.made_us]
         with runner._on_device():
@@ -217,19 +235,29 @@ def measure_idle(
             engine.step()
     if not intervals:
         raise ConfigError("something was recorded in every round; ask for more rounds")
-    return _summary(intervals, made_us, slots=len(prompts), drafts=drafts)
+    return _summary(intervals, made_us, kind, before, after)
 
 
 def _summary(
-    intervals: Sequence[Interval], made_us: Sequence[Sequence[float]], *, slots: int, drafts: bool
+    intervals: Sequence[Interval],
+    made_us: Sequence[Sequence[float]],
+    kind: Kind,
+    before: EngineStatus,
+    after: EngineStatus,
 ) -> DeviceIdle:
     """`made_us`: of rounds that are left out, what their recordings took."""
+    rounds, slots = after.rounds - before.rounds, after.running
+    drafted = sum(after.drafted_at) - sum(before.drafted_at)
+    copied = after.lookup_drafted - before.lookup_drafted
     times_us = [us for each in made_us for us in each]
     idle_us = [interval.span_us - interval.busy_us for interval in intervals]
     return DeviceIdle(
         slots=slots,
-        drafts=drafts,
+        kind=kind,
         rounds=len(intervals),
+        rows=round(slots + drafted / rounds, 2),
+        tokens=round((after.completion_tokens - before.completion_tokens) / rounds, 2),
+        copied=round(copied / drafted, 3) if drafted else 0.0,
         round_us=round(statistics.mean(interval.span_us for interval in intervals), 1),
         busy_us=round(statistics.mean(interval.busy_us for interval in intervals), 1),
         idle_us=round(statistics.mean(idle_us), 1),

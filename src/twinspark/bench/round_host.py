@@ -180,6 +180,11 @@ class _TorchCalls(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def measure_round_hosts() -> list[RoundHost]:
+    """With drafts of passes, then with copies, at every number of `SLOTS`."""
+    return [measure_round_host(slots=n, lookup=lookup) for lookup in (False, True) for n in SLOTS]
+
+
 def measure_round_host(*, slots: int, lookup: bool = False, rounds: int = 200) -> RoundHost:
     """Decode in all slots with drafts that are all kept, with the sizes of the demo pack.
 

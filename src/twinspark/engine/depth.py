@@ -159,6 +159,9 @@ def share_rows(gains_us: Sequence[Floats], line_us: Floats) -> list[int]:
     if len(lengths) == 1:  # most rounds of one request, which a device waits for: they are in order
         return [_best_count(gains_us[0], line_us)]
     gains = np.concatenate(gains_us)
+    steps_us = line_us[1 : len(gains) + 1] - line_us[: len(gains)]
+    if gains.min() > steps_us.max():  # whatever comes first, every one of them pays
+        return lengths
     order = (-gains).argsort(kind="stable")
     taken = order[: _best_count(gains[order], line_us)]
     owner = np.arange(len(lengths)).repeat(lengths)[taken]

@@ -135,7 +135,12 @@ class DraftState:
 
     @property
     def expects_pass(self) -> bool:
-        """Whether its next proposal will most likely come from a draft pass, as the last did."""
+        """Whether its next proposal will most likely come from a draft pass, as the last did.
+
+        A text that is copied goes on being copied, however long it had no pass.
+        """
+        if self.proposal is not None and self.proposal.source == "copy":
+            return False
         return self.counts.passes > self._passes_before or self.passes.is_due
 
     def find_copy(self, ids: Sequence[int], max_tokens: int) -> Copy | None:
@@ -199,6 +204,9 @@ class DraftState:
 
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:
     """How many tokens two texts begin with that are the same."""
+    length = min(len(a), len(b))
+    if a[:length] == b[:length]:  # quick, of tuples or of lists
+        return length
     length = 0
     for x, y in zip(a, b, strict=False):
         if x != y:

@@ -85,9 +85,9 @@ def test_a_round_without_replays_is_part_of_the_next():
 
 
 def test_an_engine_that_records_nothing_is_refused():
-    engine = new_engine(FakeModel())
+    engine = new_engine(FakeModel(), lookup=False)
     with pytest.raises(ConfigError, match="not on a CUDA device"):
-        measure_idle(engine, [[20, 21]])
+        measure_idle(engine, [[20, 21]], "draft passes")
     assert not engine.has_work
 
 
@@ -106,8 +106,9 @@ def test_rounds_of_an_engine_are_timed_and_nothing_is_left_open(monkeypatch):
         return step()
 
     engine.step = slow
-    found = measure_idle(engine, [[20, 21, 22], [30, 31]], rounds=6)
-    assert (found.slots, found.drafts) == (2, True)
+    found = measure_idle(engine, [[20, 21, 22], [30, 31]], "draft passes", rounds=6)
+    assert (found.slots, found.kind, found.copied) == (2, "draft passes", 0)
+    assert found.rows == 2 * 6 and 2 <= found.tokens <= 12  # the whole block of five each
     assert found.rounds + found.left_out in (5, 6) and found.rounds > 0  # the first has none before
     # every round is decoded, and followed by drafts; work takes no time in this device
     assert 1.5 < found.replays <= 2 and found.busy_us == 0
@@ -123,7 +124,7 @@ def test_a_context_that_is_too_short_is_told(monkeypatch):
     monkeypatch.setattr(device_idle, "Graphs", lambda _, rehearsal: Recorder())
     monkeypatch.setattr(device_idle, "_new_event", device.new_event)
     with pytest.raises(ConfigError, match="ask for fewer rounds"):
-        measure_idle(engine, [[20, 21]], rounds=50)
+        measure_idle(engine, [[20, 21]], "draft passes", rounds=50)
     assert not engine.has_work
 
 
@@ -135,5 +136,20 @@ def test_rounds_in_which_all_is_new_are_no_measurement(monkeypatch):
     monkeypatch.setattr(device_idle, "_new_event", device.new_event)
     monkeypatch.setattr(device_idle, "WARM_UP_ROUNDS", 0)
     with pytest.raises(ConfigError, match="ask for more rounds"):
-        measure_idle(engine, [[20, 21]], rounds=1)
+        measure_idle(engine, [[20, 21]], "draft passes", rounds=1)
     assert not engine.has_work
+
+
+def test_rounds_that_copy_and_those_that_draft_nothing_are_told_apart(monkeypatch):
+    device, model = Device(), RecordedModel(end_id=30, end_bias=99.0)  # one token for ever
+    engine = new_engine(model, max_context_tokens=512)
+    record(engine, model)
+    monkeypatch.setattr(device_idle, "Graphs", lambda _, rehearsal: Recorder())
+    monkeypatch.setattr(device_idle, "_new_event", device.new_event)
+    with pytest.raises(ConfigError, match="rounds with draft passes .* set it to false"):
+        measure_idle(engine, [[20, 21]], "draft passes")
+    found = measure_idle(engine, [[30] * 20, [30] * 9], "copies", rounds=6)
+    assert (found.slots, found.kind, found.copied, found.replays) == (2, "copies", 1, 1)
+    assert found.rows == found.tokens == 2 * 16
+    found = measure_idle(engine, [[20, 21]], "no drafts", rounds=6)
+    assert (found.rows, found.tokens, found.copied, found.replays) == (1, 1, 0, 1)
