@@ -234,8 +234,9 @@ class Engine:
         """Run one round.
 
         Args:
-            deliver: is given what happened as soon as tokens are chosen, before new drafts are
-                waited for; None returns all of it.
+            deliver: is given what happened as soon as a device works again: once tokens are
+                chosen, before drafts are waited for, or where no pass is likely when the next
+                round runs. None returns all of it.
 
         Returns:
             What happened since the last step and was not delivered, in order.
@@ -253,19 +254,21 @@ class Engine:
             elif self._scheduler.num_waiting and not events:
                 sleep(IDLE_S)
             return events
+        if deliver is not None:
+            events = self._tell(deliver, events, at_once=not self._runner.replays(plan))
         rules = self._free_rules(plan)
         ahead = self._speculation.foresee(map(self._scheduler.running, rules)) if rules else ()
-        logits = self._runner.run(plan, rules, ahead, partial(self._meanwhile, plan))
+        logits = self._runner.run(plan, rules, ahead, partial(self._meanwhile, plan, deliver))
         self._scheduler.commit_pieces(plan)
         for piece in plan.pieces:
             if piece.wants_logits:
                 events.append(self._score(piece, logits.pieces[piece.slot]))
         for window in plan.windows:
             events += self._settle(window, logits)
-        if deliver is not None and events:
-            deliver(events)
-            events = []
-        self._speculation.propose(self._scheduler.decoding())
+        decoding = self._scheduler.decoding()
+        if deliver is not None:
+            events = self._tell(deliver, events, at_once=not self._is_next_round_quick(decoding))
+        self._speculation.propose(decoding)
         self._scheduler.end_round()
         return events
 
@@ -347,8 +350,28 @@ class Engine:
                 rules[window.slot] = rule
         return rules
 
-    def _meanwhile(self, plan: StepPlan) -> None:
+    def _tell(
+        self, deliver: Deliver, events: list[ReplyEvent], *, at_once: bool
+    ) -> list[ReplyEvent]:
+        """Deliver at once, or else while the next plan runs; gives what is left: nothing."""
+        self._undelivered += events
+        if at_once and self._undelivered:
+            events, self._undelivered = self._undelivered, []
+            deliver(events)
+        return []
+
+    def _is_next_round_quick(self, decoding: list[Session]) -> bool:
+        """Whether a device most likely waits for nothing but the host to run the next round."""
+        return (
+            bool(decoding)
+            and self._runner.follows_rules
+            and not self._speculation.foresee(decoding)
+        )
+
+    def _meanwhile(self, plan: StepPlan, deliver: Deliver | None) -> None:
         """What the host has to do before the plan's results, while a device runs it."""
+        if deliver is not None:
+            self._tell(deliver, [], at_once=True)
         self._speculation.catch_up()
         if not self._runner.follows_rules:
             return  # a CPU has no such time: looking ahead would only come on top

@@ -123,6 +123,7 @@ class DraftState:
         self.copies = CopyRecord()
         self.counts = DraftCounts()
         self.proposal: Proposal | None = None
+        self._copies_now = False  # its latest window was a copy
         self._passes_before = -1  # draft passes before the latest round's
         self._index: SuffixIndex | None = None
         self._copy: Copy | None = None  # found last, with one token more than is ever used
@@ -139,7 +140,7 @@ class DraftState:
 
         A text that is copied goes on being copied, however long it had no pass.
         """
-        if self.proposal is not None and self.proposal.source == "copy":
+        if self._copies_now if self.proposal is None else self.proposal.source == "copy":
             return False
         return self.counts.passes > self._passes_before or self.passes.is_due
 
@@ -193,6 +194,7 @@ class DraftState:
         kept = common_length(window[1:], taken)
         proposal, self.proposal = self.proposal, None
         source = None if proposal is None else proposal.source
+        self._copies_now = source == "copy"
         self.counts.add(drafted=drafted, kept=kept, source=source)
         reached = min(reached, kept + 1)
         if proposal is not None and proposal.source == "model":

@@ -182,6 +182,10 @@ class Runner:
         """Whether tokens are chosen by rules on a device; else rules given to it are not read."""
         return self._rounds is not None
 
+    def replays(self, plan: StepPlan) -> bool:
+        """Whether a plan is a recorded round, which takes the host little time to begin."""
+        return self._rounds is not None and self._rounds.fits(plan)
+
     def prepare(self, *, rows: int, requests: int) -> bool:
         """Record one of the rounds that are likely to come, while there is nothing else to do.
 
