@@ -98,6 +98,22 @@ class Proposal(NamedTuple):
     match: int = 0
 
 
+class Offer(NamedTuple):
+    """What a copy is worth.
+
+    Attributes:
+        made_of: all that it depends on.
+        gains_us: of each token, by the chance that it is kept.
+        paid_us: of all up to each token, beyond the cost of their rows.
+        most_us: the largest of these.
+    """
+
+    made_of: tuple[object, ...]
+    gains_us: Floats
+    paid_us: Floats
+    most_us: float
+
+
 class DraftState:
     """Evidence and proposal of one request.
 
@@ -108,6 +124,7 @@ class DraftState:
         copies: how copies fared.
         counts: its figures.
         proposal: what its next window holds.
+        offer: what the latest copy was worth.
     """
 
     def __init__(self, *, block: int, rate: Rate) -> None:
@@ -123,6 +140,7 @@ class DraftState:
         self.copies = CopyRecord()
         self.counts = DraftCounts()
         self.proposal: Proposal | None = None
+        self.offer: Offer | None = None
         self._copies_now = False  # its latest window was a copy
         self._passes_before = -1  # draft passes before the latest round's
         self._index: SuffixIndex | None = None

@@ -3,7 +3,7 @@
 Owns no state; works on what `draft_state.py` keeps of each request. Read next: `depth.py`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from twinspark.engine.confidence import corrected, promise, survival
 from twinspark.engine.depth import choose_passes, pass_surplus, share_rows
-from twinspark.engine.draft_state import DraftState, Proposal
+from twinspark.engine.draft_state import DraftState, Offer, Proposal
 from twinspark.engine.lookup import MAX_COPY, Copy
 from twinspark.model.step import DraftResult
 
@@ -144,12 +144,12 @@ def propose_priced(
     copies = {n: copy for n, c in enumerate(candidates) if (copy := c.copy()) is not None}
     others = [n for n in range(len(candidates)) if n not in copies]
     offers: dict[int, tuple[Copy, Floats]] = {}
-    for number, gains_us, paid_us, most_us in _copy_gains(candidates, copies, prices):
-        candidate, copy = candidates[number], copies[number]
-        if most_us > max(0.0, surplus[number] - pass_us):
-            offers[number] = copy, gains_us
-        elif candidate.state.copies.skip(copy.match):
-            candidate.state.proposal = _of_copy(copy, 1 + int(paid_us.argmax()))
+    for number, copy in copies.items():
+        state, offer = candidates[number].state, _offer(candidates[number], copy, prices)
+        if offer.most_us > max(0.0, surplus[number] - pass_us):
+            offers[number] = copy, offer.gains_us
+        elif state.copies.skip(copy.match):
+            state.proposal = _of_copy(copy, 1 + int(offer.paid_us.argmax()))
         else:
             others.append(number)
     others.sort()
@@ -158,27 +158,16 @@ def propose_priced(
     return len(drafted)
 
 
-def _copy_gains(
-    candidates: Sequence[Candidate], copies: dict[int, Copy], prices: Prices
-) -> Iterator[tuple[int, Floats, Floats, float]]:
-    """By copy: whose, its tokens' worth, the sums of that beyond the rows' cost, the most of them.
-
-    All copies together, as numpy takes its time for every call.
-    """
-    if not copies:
-        return
-    lengths = [len(copy.tokens) for copy in copies.values()]
-    chances = np.zeros((len(copies), max(lengths)))  # behind a copy's end nothing is gained
-    for place, (number, copy) in enumerate(copies.items()):
-        chance = candidates[number].state.copies.chance(copy.match)
-        chances[place, : lengths[place]] = chance
-    gains_us = survival(chances)
-    gains_us *= np.array([candidates[number].worth_us for number in copies])[:, None]
-    paid_us = gains_us.cumsum(axis=1)
-    paid_us -= prices.rows_us(max(lengths))
-    most_us = np.maximum.reduce(paid_us, axis=1).tolist()
-    for place, (number, length) in enumerate(zip(copies, lengths, strict=True)):
-        yield number, gains_us[place, :length], paid_us[place, :length], most_us[place]
+def _offer(candidate: Candidate, copy: Copy, prices: Prices) -> Offer:
+    """What a copy is worth; worked out anew only when that may have changed, as a device waits."""
+    state, length = candidate.state, len(copy.tokens)
+    chance = state.copies.chance(copy.match)
+    made_of = (candidate.worth_us, chance, length, prices)
+    if state.offer is None or state.offer.made_of != made_of:
+        gains_us = candidate.worth_us * survival(np.full(length, chance))
+        paid_us = gains_us.cumsum() - prices.rows_us(length)
+        state.offer = Offer(made_of, gains_us, paid_us, float(paid_us.max()))
+    return state.offer
 
 
 class _Drafted(NamedTuple):

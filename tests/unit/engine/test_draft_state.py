@@ -1,12 +1,14 @@
-"""Looking ahead for copies never changes what is copied, whatever becomes of what was expected."""
+"""What is kept of a copy or expected of it never changes what is copied."""
 
 import random
 
+import numpy as np
 import pytest
 
 from twinspark.engine.depth import Rate
 from twinspark.engine.draft_state import DraftCounts, DraftState, Proposal, common_length
-from twinspark.engine.lookup import MAX_COPY, SuffixIndex
+from twinspark.engine.lookup import MAX_COPY, Copy, SuffixIndex
+from twinspark.engine.proposing import Candidate, Prices, _offer
 
 
 def state():
@@ -65,3 +67,31 @@ def test_counts_by_place():
 def test_common_length():
     assert common_length([], [1]) == common_length([2, 1], (1, 2)) == 0
     assert common_length((1, 2, 3), [1, 2]) == 2 and common_length([1, 2, 4], [1, 2, 3]) == 2
+
+
+def test_what_a_copy_is_worth_is_worked_out_when_it_may_have_changed():
+    found = state()
+    prices = [
+        Prices(slots=1, line_us=np.arange(17.0) * step, passes_us=np.zeros(2)) for step in (1, 2)
+    ]
+    copy = Copy(tokens=[5] * 6, match=40)
+
+    def offer(copy=copy, prices=prices[0], worth_us=10.0):
+        candidate = Candidate(
+            state=found, ids=[], most=15, end_id=None, has_lookup=True, worth_us=worth_us
+        )
+        offered, kept = _offer(candidate, copy, prices), found.offer
+        found.offer = None
+        fresh = _offer(candidate, copy, prices)
+        assert offered.gains_us.tolist() == fresh.gains_us.tolist()
+        assert offered.paid_us.tolist() == fresh.paid_us.tolist()
+        assert offered.most_us == fresh.most_us == max(fresh.paid_us)
+        found.offer = kept
+        return offered
+
+    first = offer()
+    assert offer() is first and len(first.gains_us) == 6
+    assert offer(worth_us=11.0).most_us > first.most_us > offer(prices=prices[1]).most_us
+    assert len(offer(copy=Copy(tokens=[5] * 3, match=40)).gains_us) == 3
+    found.copies.observe(40, reached=5, kept=1)
+    assert offer().most_us < first.most_us
