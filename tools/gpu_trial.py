@@ -183,23 +183,24 @@ def _last(path: Path, count: int) -> str:
 
 
 def measure_idle_into(path: Path) -> None:
-    """Idle time at 1 and 4 slots with and without drafts, on the demo pack."""
+    """Idle time at 1 and 4 slots without drafts, with draft passes and with copies."""
     from twinspark.bench.device_idle import measure_idle
     from twinspark.bench.engine import TEXTS
     from twinspark.llm import LLM
 
-    with LLM.demo(device="cuda", slots=4) as llm:
-        prompts = [
-            [llm.tokenizer.bos_id, *llm.tokenizer.encode_plain(text)] for text in TEXTS["code"]
-        ]
-        found = [
-            measure_idle(llm.engine, prompts[:slots], drafts=drafts)
-            for slots in (1, 4)
-            for drafts in (True, False)
-        ]
+    found = []
+    for lookup in (False, True):
+        with LLM.demo(device="cuda", slots=4, lookup=lookup) as llm:
+            # a text that repeats itself is copied from
+            prompts = [
+                [llm.tokenizer.bos_id, *llm.tokenizer.encode_plain((3 if lookup else 1) * text)]
+                for text in TEXTS["code"]
+            ]
+            for kind in ("copies",) if lookup else ("no drafts", "draft passes"):
+                for slots in (1, 4):
+                    found.append(measure_idle(llm.engine, prompts[:slots], kind))
+                    print(found[-1])
     path.write_text(json.dumps([asdict(one) for one in found], indent=2) + "\n")
-    for one in found:
-        print(one)
 
 
 def main() -> int:

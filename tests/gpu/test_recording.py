@@ -65,11 +65,15 @@ def test_work_that_reads_a_value(caplog):
     check_records(Graphs(DEVICE, nullcontext))  # another engine of this process
 
 
-def test_want_of_memory(caplog):
+@pytest.mark.parametrize("is_empty", [False, True], ids=["later", "at-once"])
+def test_want_of_memory(caplog, is_empty):
+    """Also before anything is recorded, of which torch then has something to say."""
     graphs, x = Graphs(DEVICE, nullcontext), torch.ones(4, device=DEVICE)
 
     def greedy():
         if torch.cuda.is_current_stream_capturing():
+            if not is_empty:
+                x.add(1)
             torch.empty(1 << 45, dtype=torch.uint8, device=DEVICE)
         return (x + 1,)
 
@@ -81,7 +85,8 @@ def test_want_of_memory(caplog):
     check_records(graphs)
 
 
-def test_staged_numbers_go_there_and_come_back_in_order():
+@pytest.mark.parametrize("aside", [False, True])
+def test_staged_numbers_go_there_and_come_back_in_order(aside):
     """Numbers are written anew as soon as a result is there, as rounds do, on a busy device."""
     staging, landing = Staging(4096, DEVICE), Landing(64, 4, DEVICE)
     field = staging.cut().field(torch.int32, 64, 4)
@@ -95,7 +100,8 @@ def test_staged_numbers_go_there_and_come_back_in_order():
         torch.cuda._sleep(100_000)  # so that all that follows is still to come
         part.send()
         work.replay()
-        landing.fetch(rows)
+        landing.fetch(rows, aside=aside)
+        torch.cuda._sleep(100_000)  # as a draft pass that reads the rows
         landing.wait()
         wanted = torch.arange(number, number + 256).view(64, 4).flip(0) + 1
         assert landing.array[:rows].tolist() == wanted[:rows].tolist()

@@ -59,7 +59,8 @@ def goals_of(
     goals = [*_gains(cells), *_scalings(cells)]
     goals += [
         Goal(
-            name=f"{host.slots} slots: host between recorded rounds, median us",
+            name=f"{host.slots} slots: host between recorded rounds"
+            f"{' of copies' if host.lookup else ''}, median us",
             value=host.idle_us,
             goal=MOST_IDLE_US.get(host.slots),
             better="less",

@@ -152,13 +152,13 @@ class NullCaches:
         """Nothing to do."""
 
 
-def decoding_config(slots: int, **settings: Any) -> EngineConfig:
+def decoding_config(slots: int, *, lookup: bool = False, **settings: Any) -> EngineConfig:
     """Settings of an engine whose slots all decode from the same round on."""
     return EngineConfig(
         slots=slots,
         queue_size=slots,
         max_context_tokens=CONTEXT_TOKENS,
-        lookup=False,
+        lookup=lookup,
         prefill_chunk=slots * PROMPT_TOKENS,
         **settings,
     )

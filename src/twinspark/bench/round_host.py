@@ -28,6 +28,7 @@ from twinspark.bench.overhead import (
 from twinspark.cache.view import Caches
 from twinspark.config.paths import demo_pack_path
 from twinspark.engine.core import Engine
+from twinspark.engine.lookup import MAX_COPY
 from twinspark.engine.plan import PlannedRows
 from twinspark.engine.recording import Recorded, Work
 from twinspark.engine.rounds import Rounds
@@ -49,6 +50,7 @@ class RoundHost:
 
     Attributes:
         slots: requests.
+        lookup: whether drafts are copied from the text; else a draft pass proposes them.
         rows: of each request's window.
         rounds: measured.
         idle_us: median from a device's last result to the replay of the next round.
@@ -60,6 +62,7 @@ class RoundHost:
     """
 
     slots: int
+    lookup: bool
     rows: int
     rounds: int
     idle_us: float
@@ -177,14 +180,21 @@ class _TorchCalls(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def measure_round_host(*, slots: int, rounds: int = 200) -> RoundHost:
+def measure_round_hosts() -> list[RoundHost]:
+    """With drafts of passes, then with copies, at every number of `SLOTS`."""
+    return [measure_round_host(slots=n, lookup=lookup) for lookup in (False, True) for n in SLOTS]
+
+
+def measure_round_host(*, slots: int, lookup: bool = False, rounds: int = 200) -> RoundHost:
     """Decode in all slots with drafts that are all kept, with the sizes of the demo pack.
 
     Args:
         slots: requests, all from the same round on.
+        lookup: whether drafts are copied from the text, as many as are ever copied, instead of a
+            draft pass's.
         rounds: to time; ten more are counted.
     """
-    engine, device = _engine(slots)
+    engine, device = _engine(slots, lookup=lookup)
     idle: list[float] = []
     steps: list[float] = []
     waits = device.waits
@@ -204,7 +214,8 @@ def measure_round_host(*, slots: int, rounds: int = 200) -> RoundHost:
     assert status.accepted_at == status.drafted_at, "a draft of the bench was refused"
     return RoundHost(
         slots=slots,
-        rows=1 + NUM_DRAFTS,
+        lookup=lookup,
+        rows=1 + (MAX_COPY if lookup else NUM_DRAFTS),
         rounds=rounds,
         idle_us=statistics.median(idle),
         idle_p99_us=percentile(idle, 0.99),
@@ -215,13 +226,14 @@ def measure_round_host(*, slots: int, rounds: int = 200) -> RoundHost:
     )
 
 
-def _engine(slots: int) -> tuple[Engine, _Device]:
+def _engine(slots: int, *, lookup: bool) -> tuple[Engine, _Device]:
     """An engine past its first rounds, all slots decoding."""
     pack = open_pack(demo_pack_path(), verify=False)
     tokenizer = Tokenizer.from_file(pack.tokenizer_path)
     (token,) = tokenizer.encode_plain("a")
     model = NullRounds(load_model(pack), token=token)
-    engine = Engine(model, tokenizer, decoding_config(slots, draft_tokens=NUM_DRAFTS))
+    config = decoding_config(slots, lookup=lookup, draft_tokens=None if lookup else NUM_DRAFTS)
+    engine = Engine(model, tokenizer, config)
     runner, device = cast(Any, engine._runner), _Device(model)
     runner._rounds = device.run(runner.caches)
     decode_in_all_slots(engine, slots, token)

@@ -120,11 +120,31 @@ class Landing:
         self.array: npt.NDArray[np.int32] = self._host.numpy()
         self._pairs: dict[int, tuple[Tensor, Tensor]] = {}
         self._arrived = torch.Event(device) if is_cuda else None
+        self._written = torch.Event(device) if is_cuda else None
+        self._aside: torch.cuda.Stream | None = None
+        if is_cuda:
+            self._aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def fetch(self, count: int) -> None:
-        """Begin to copy the first `count` rows to the host, in stream order."""
+    def fetch(self, count: int, *, aside: bool = False) -> None:
+        """Begin to copy the first `count` rows to the host, in stream order.
+
+        Args:
+            count: rows.
+            aside: beside what comes next in the stream, which then need not wait for the copy. It
+                must not write these rows, and `wait` must come before something does.
+        """
         if count not in self._pairs:
             self._pairs[count] = (self._host[:count], self.tensor[:count])
+        if not aside or self._aside is None:
+            self._copy(count)
+            return
+        assert self._written is not None
+        self._written.record()
+        with torch.cuda.stream(self._aside):
+            self._written.wait()
+            self._copy(count)
+
+    def _copy(self, count: int) -> None:
         host, device = self._pairs[count]
         host.copy_(device, non_blocking=True)
         if self._arrived is not None:

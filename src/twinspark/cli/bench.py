@@ -99,7 +99,7 @@ def engine(
         stall = _stall(llm, bar, stall_tokens) if stall_tokens else None
         bar.add_task("host time of a round", total=None)
         overheads = [measure_overhead(slots=slots) for slots in SLOTS]
-        hosts = [round_host.measure_round_host(slots=slots) for slots in round_host.SLOTS]
+        hosts = round_host.measure_round_hosts()
     _show(llm, cells, overheads, hosts, stall, tokens=tokens, json=json)
 
 
@@ -206,11 +206,13 @@ def _overhead_table(overheads: Sequence["Overhead"]) -> "Table":
 def _host_table(hosts: Sequence["RoundHost"]) -> "Table":
     table = _table(
         "recorded rounds with drafts on a device that takes no time, us and counts a round",
-        *("slots", "rows a slot", "between rounds", "step", "tensor operations", "copies", "waits"),
+        *("slots", "drafts", "rows a slot", "between rounds", "step", "tensor operations"),
+        *("copied in and out", "waits"),
     )
     for h in hosts:
         table.add_row(
             str(h.slots),
+            "of the text" if h.lookup else "of a pass",
             str(h.rows),
             f"{h.idle_us:.0f} / {h.idle_p99_us:.0f}",
             f"{h.step_us:.0f}",

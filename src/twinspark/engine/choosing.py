@@ -123,23 +123,25 @@ class Chooser:
         )
         return self.rule if is_free else None
 
-    def accept(self, token: int, position: int) -> int:
-        """Take the token that a device chose by `free_rule`; it becomes part of the reply.
+    def accept(self, tokens: Sequence[int], position: int) -> None:
+        """Take tokens that a device chose by `free_rule`; they become part of the reply.
 
         Args:
-            token: -1 where there was nothing to choose.
-            position: absolute position of the token.
+            tokens: at least one; -1 as the last where there was nothing to choose.
+            position: absolute position of the first.
 
         Raises:
-            FloatingPointError: there was nothing to choose.
+            FloatingPointError: there was nothing to choose for the last; the others are taken.
         """
-        if token < 0:
+        found = tokens if tokens[-1] >= 0 else tokens[:-1]
+        self._num_tokens += len(found)
+        if self._in_reasoning and (self._end_think_id in found or self._opens_calls in found):
+            self._in_reasoning = False  # as in `_take`: all that a free reply has of it
+        if len(found) < len(tokens):
             raise FloatingPointError(
-                f"the logits for position {position} hold no finite largest value that may be "
-                "chosen"
+                f"the logits for position {position + len(found)} hold no finite largest value "
+                "that may be chosen"
             )
-        self._take(token)
-        return token
 
     def take_scores(self) -> tuple[TokenScore, ...]:
         """Scores of the tokens chosen since the last call; empty when none were asked for."""

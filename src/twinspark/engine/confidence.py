@@ -4,6 +4,8 @@ Owns the evidence of one request. A chance is conditional: that draft j is kept 
 before it were. Reads no clock. Read next: `depth.py` (what chances are used for), `lookup.py`.
 """
 
+from bisect import bisect_right
+
 import numpy as np
 import numpy.typing as npt
 
@@ -103,4 +105,4 @@ class CopyRecord:
 
 
 def _band(match: int) -> int:
-    return max(band for band, least in enumerate(_BANDS) if match >= least)
+    return bisect_right(_BANDS, match) - 1

@@ -6,7 +6,7 @@ rows of all running requests and returns what happened. Not safe for several thr
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from twinspark.config.paths import measured_costs_path
 from twinspark.engine.assembly import new_scheduler, num_pages
 from twinspark.engine.checks import check_request
 from twinspark.engine.cost_file import settle_costs
+from twinspark.engine.draft_state import common_length
 from twinspark.engine.endings import Ending
 from twinspark.engine.grammar import FormCompiler, FormingRequest, FormingRequests
 from twinspark.engine.memory import MemoryMeter
@@ -110,6 +111,7 @@ class Engine:
         block = model.config.dspark_block_size if model.config.num_nextn_predict_layers else 0
         self._speculation = Speculation.of(config, self._runner, block=block, drafter=drafter)
         self._undelivered: list[ReplyEvent] = []
+        self._may_prepare = True
         self._compiler = FormCompiler(tokenizer, self.vocab_size)
         self._forming = FormingRequests()
 
@@ -232,8 +234,9 @@ class Engine:
         """Run one round.
 
         Args:
-            deliver: is given what happened as soon as tokens are chosen, before new drafts are
-                waited for; None returns all of it.
+            deliver: is given what happened as soon as a device works again: once tokens are
+                chosen, before drafts are waited for, or where no pass is likely when the next
+                round runs. None returns all of it.
 
         Returns:
             What happened since the last step and was not delivered, in order.
@@ -251,19 +254,21 @@ class Engine:
             elif self._scheduler.num_waiting and not events:
                 sleep(IDLE_S)
             return events
+        if deliver is not None:
+            events = self._tell(deliver, events, at_once=not self._runner.replays(plan))
         rules = self._free_rules(plan)
         ahead = self._speculation.foresee(map(self._scheduler.running, rules)) if rules else ()
-        logits = self._runner.run(plan, rules, ahead, partial(self._meanwhile, plan))
+        logits = self._runner.run(plan, rules, ahead, partial(self._meanwhile, plan, deliver))
         self._scheduler.commit_pieces(plan)
         for piece in plan.pieces:
             if piece.wants_logits:
                 events.append(self._score(piece, logits.pieces[piece.slot]))
         for window in plan.windows:
             events += self._settle(window, logits)
-        if deliver is not None and events:
-            deliver(events)
-            events = []
-        self._speculation.propose(self._scheduler.decoding())
+        decoding = self._scheduler.decoding()
+        if deliver is not None:
+            events = self._tell(deliver, events, at_once=not self._is_next_round_quick(decoding))
+        self._speculation.propose(decoding)
         self._scheduler.end_round()
         return events
 
@@ -298,6 +303,22 @@ class Engine:
             folder=measured_costs_path(),
         )
 
+    def prepare(self) -> bool:
+        """Do a little of what makes later rounds quick; for moments without open requests.
+
+        Returns:
+            False where nothing is left to do, also as it went wrong once: rounds do without.
+        """
+        if not self._may_prepare:
+            return False
+        slots, block = self.config.slots, self._speculation.block
+        try:
+            return self._runner.prepare(rows=slots * (1 + block), requests=slots if block else 0)
+        except Exception:  # nobody waits for it, so it must not end those who come later
+            logger.exception("rounds cannot be prepared while idle; each is when it comes first")
+            self._may_prepare = False
+            return False
+
     def close(self) -> None:
         """Give back what is of use to running requests only; there are none."""
         self._runner.close()
@@ -322,14 +343,39 @@ class Engine:
         """By slot, the rules of windows whose tokens nothing else decides; none on a CPU."""
         if not self._runner.follows_rules:
             return {}
-        rules = {w.slot: self._scheduler.running(w.slot).chooser.free_rule for w in plan.windows}
-        return {slot: rule for slot, rule in rules.items() if rule is not None}
+        rules = {}
+        for window in plan.windows:
+            rule = self._scheduler.running(window.slot).chooser.free_rule
+            if rule is not None:
+                rules[window.slot] = rule
+        return rules
 
-    def _meanwhile(self, plan: StepPlan) -> None:
+    def _tell(
+        self, deliver: Deliver, events: list[ReplyEvent], *, at_once: bool
+    ) -> list[ReplyEvent]:
+        """Deliver at once, or else while the next plan runs; gives what is left: nothing."""
+        self._undelivered += events
+        if at_once and self._undelivered:
+            events, self._undelivered = self._undelivered, []
+            deliver(events)
+        return []
+
+    def _is_next_round_quick(self, decoding: list[Session]) -> bool:
+        """Whether a device most likely waits for nothing but the host to run the next round."""
+        return (
+            bool(decoding)
+            and self._runner.follows_rules
+            and not self._speculation.foresee(decoding)
+        )
+
+    def _meanwhile(self, plan: StepPlan, deliver: Deliver | None) -> None:
         """What the host has to do before the plan's results, while a device runs it."""
+        if deliver is not None:
+            self._tell(deliver, [], at_once=True)
         self._speculation.catch_up()
         if not self._runner.follows_rules:
             return  # a CPU has no such time: looking ahead would only come on top
+        self._speculation.look_ahead()
         for window in plan.windows:
             self._scheduler.running(window.slot).chooser.look_ahead(window.ids[1:])
 
@@ -340,14 +386,14 @@ class Engine:
         chosen = logits.chosen.get(window.slot)
 
         def choose(row: int) -> int:
-            position = window.first + row + 1
-            if chosen is not None:
-                return chooser.accept(chosen[row], position)
-            return chooser.choose(logits.windows[window.slot][row], position)
+            return chooser.choose(logits.windows[window.slot][row], window.first + row + 1)
 
         fault: Exception | None = None
         try:
-            walk_window(window.ids, choose, session.take)
+            if chosen is None:
+                walk_window(window.ids, choose, session.take)
+            else:
+                _take_chosen(session, window, chosen)
         except _REPLY_FAULTS as error:
             fault = error
         taken = tuple(session.ids[before:])
@@ -394,6 +440,18 @@ class Engine:
     def _remove(self, session: Session, ending: Ending | None = None) -> None:
         self._speculation.forget(session)
         self._scheduler.remove(session, ending)
+
+
+def _take_chosen(session: Session, window: PlannedRows, chosen: Sequence[int]) -> None:
+    """What `walk_window` does with rows that a device has chosen from by a free rule, at once.
+
+    Raises:
+        FloatingPointError: there was nothing to choose, after the tokens before that were taken.
+    """
+    right = chosen[: 1 + common_length(window.ids[1:], chosen)]
+    found = right if right[-1] >= 0 else right[:-1]
+    num_taken = session.take_all(found)
+    session.chooser.accept(right if session.ending is None else found[:num_taken], window.first + 1)
 
 
 def failure_of(request_id: str, error: RequestError | CapacityError) -> Failed:

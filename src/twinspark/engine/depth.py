@@ -47,6 +47,7 @@ class PassRecord:
     Attributes:
         gains: [passes, block + 1] expected kept drafts at depths 0..block, of each pass.
         weights: [passes] 0 for a pass that was not made yet.
+        surplus_us: as `pass_surplus` found it last; it stays the same while no pass is made.
     """
 
     def __init__(self, block: int) -> None:
@@ -57,6 +58,17 @@ class PassRecord:
         self.weights[0] = _PRIOR_PASSES
         self._count = 0
         self._idle = self._patience = _FIRST_PATIENCE
+        self.surplus_us = 0.0
+        self._surplus_of: tuple[float, Floats] | None = None
+
+    def knows_surplus(self, worth_us: float, line_us: Floats) -> bool:
+        """Whether `surplus_us` is that of these prices and all passes; arrays must be the same."""
+        known = self._surplus_of
+        return known is not None and known[0] == worth_us and known[1] is line_us
+
+    def keep_surplus(self, worth_us: float, line_us: Floats, surplus_us: float) -> None:
+        """Remember what was worked out."""
+        self._surplus_of, self.surplus_us = (worth_us, line_us), surplus_us
 
     @property
     def is_due(self) -> bool:
@@ -75,6 +87,7 @@ class PassRecord:
             was_trial: it was only made because some request was due.
             paid: it offered this request more than it cost.
         """
+        self._surplus_of = None
         row = 1 + self._count % _PASSES
         gains = np.cumsum(alive)
         self.gains[row, 1 : len(gains) + 1] = gains
@@ -98,12 +111,18 @@ def pass_surplus(
         worth_us: what a token of each is worth.
         line_us: cost of 0, 1, ... drafts a request, each request's share.
     """
-    gains = np.stack([record.gains for record in records])
-    weights = np.stack([record.weights for record in records])
-    cost_us = (line_us - line_us[0])[: gains.shape[2]]
-    best = (gains * np.asarray(worth_us)[:, None, None] - cost_us).max(axis=2)
-    surplus: Floats = (best * weights).sum(axis=1) / weights.sum(axis=1)
-    return surplus
+    asked = list(zip(records, worth_us, strict=True))
+    missing = [(record, us) for record, us in asked if not record.knows_surplus(us, line_us)]
+    if missing:
+        gains = np.stack([record.gains for record, _ in missing])
+        weights = np.stack([record.weights for record, _ in missing])
+        cost_us = (line_us - line_us[0])[: gains.shape[2]]
+        worth = np.asarray([us for _, us in missing])[:, None, None]
+        best = (gains * worth - cost_us).max(axis=2)
+        found: list[float] = ((best * weights).sum(axis=1) / weights.sum(axis=1)).tolist()
+        for (record, us), surplus in zip(missing, found, strict=True):
+            record.keep_surplus(us, line_us, surplus)
+    return np.array([record.surplus_us for record in records])
 
 
 def choose_passes(surplus: Floats, due: Sequence[bool], passes_us: Floats) -> list[int]:
@@ -135,14 +154,24 @@ def share_rows(gains_us: Sequence[Floats], line_us: Floats) -> list[int]:
     if not gains_us:
         return []
     lengths = [len(gains) for gains in gains_us]
-    gains = np.concatenate(gains_us)
-    if not len(gains):
+    if not any(lengths):
         return [0] * len(lengths)
+    if len(lengths) == 1:  # most rounds of one request, which a device waits for: they are in order
+        return [_best_count(gains_us[0], line_us)]
+    gains = np.concatenate(gains_us)
+    steps_us = line_us[1 : len(gains) + 1] - line_us[: len(gains)]
+    if gains.min() > steps_us.max():  # whatever comes first, every one of them pays
+        return lengths
     order = (-gains).argsort(kind="stable")
-    value = gains[order].cumsum()
-    value -= line_us[1 : len(value) + 1] - line_us[0]
-    best = int(value.argmax())
-    taken = order[: best + 1] if value[best] > 0.0 else order[:0]
+    taken = order[: _best_count(gains[order], line_us)]
     owner = np.arange(len(lengths)).repeat(lengths)[taken]
     depths: list[int] = np.bincount(owner, minlength=len(lengths)).tolist()
     return depths
+
+
+def _best_count(gains_us: Floats, line_us: Floats) -> int:
+    """How many of the gains, the best first, to pay for."""
+    value = gains_us.cumsum()
+    value -= line_us[1 : len(value) + 1] - line_us[0]
+    best = int(value.argmax())
+    return best + 1 if value[best] > 0.0 else 0

@@ -5,18 +5,21 @@ goes when the request goes. Read next: `speculation.py` (the owner).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from twinspark.engine.confidence import Calibration, CopyRecord
 from twinspark.engine.depth import PassRecord, Rate
-from twinspark.engine.lookup import Copy, SuffixIndex
+from twinspark.engine.lookup import MAX_COPY, Copy, SuffixIndex
 
 Floats = npt.NDArray[np.float64]
 Source = Literal["model", "copy", "given"]
+
+_NOTHING: Floats = np.zeros(0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,16 +50,16 @@ class DraftCounts:
 
     def __init__(self) -> None:
         self.passes = 0
-        self._drafted: list[int] = []
-        self._accepted: list[int] = []
+        self._drafted = [0]  # windows by their number of drafts
+        self._kept = [0]  # and by the number of kept ones
         self._copied = self._copied_kept = 0
 
     @property
     def figures(self) -> DraftFigures:
         """What was counted so far."""
         return DraftFigures(
-            drafted_at=tuple(self._drafted),
-            accepted_at=tuple(self._accepted),
+            drafted_at=_by_place(self._drafted),
+            accepted_at=_by_place(self._kept),
             lookup_drafted=self._copied,
             lookup_accepted=self._copied_kept,
             passes=self.passes,
@@ -64,19 +67,22 @@ class DraftCounts:
 
     def add(self, *, drafted: int, kept: int, source: Source | None) -> None:
         """Count a verified window."""
-        missing = drafted - len(self._drafted)
-        self._drafted += [0] * missing
-        self._accepted += [0] * missing
-        for place in range(drafted):
-            self._drafted[place] += 1
-            self._accepted[place] += place < kept
+        missing = [0] * (drafted + 1 - len(self._drafted))
+        self._drafted += missing
+        self._kept += missing
+        self._drafted[drafted] += 1
+        self._kept[kept] += 1
         if source == "copy":
             self._copied += drafted
             self._copied_kept += kept
 
 
-@dataclass(frozen=True, kw_only=True)
-class Proposal:
+def _by_place(windows: list[int]) -> tuple[int, ...]:
+    """How many windows, counted by their number of drafts, had a first draft, a second, ..."""
+    return tuple(accumulate(windows[:0:-1]))[::-1]
+
+
+class Proposal(NamedTuple):
     """Drafts of one slot for the next round.
 
     Attributes:
@@ -88,8 +94,24 @@ class Proposal:
 
     tokens: list[int]
     source: Source
-    promised: Floats = field(default_factory=lambda: np.zeros(0))
+    promised: Floats = _NOTHING
     match: int = 0
+
+
+class Offer(NamedTuple):
+    """What a copy is worth.
+
+    Attributes:
+        made_of: all that it depends on.
+        gains_us: of each token, by the chance that it is kept.
+        paid_us: of all up to each token, beyond the cost of their rows.
+        most_us: the largest of these.
+    """
+
+    made_of: tuple[object, ...]
+    gains_us: Floats
+    paid_us: Floats
+    most_us: float
 
 
 class DraftState:
@@ -102,6 +124,7 @@ class DraftState:
         copies: how copies fared.
         counts: its figures.
         proposal: what its next window holds.
+        offer: what the latest copy was worth.
     """
 
     def __init__(self, *, block: int, rate: Rate) -> None:
@@ -117,8 +140,13 @@ class DraftState:
         self.copies = CopyRecord()
         self.counts = DraftCounts()
         self.proposal: Proposal | None = None
+        self.offer: Offer | None = None
+        self._copies_now = False  # its latest window was a copy
         self._passes_before = -1  # draft passes before the latest round's
         self._index: SuffixIndex | None = None
+        self._copy: Copy | None = None  # found last, with one token more than is ever used
+        self._known = 0  # tokens of the index that came
+        self._expected: list[int] = []  # those behind them, which are likely to come
 
     def begin_round(self) -> None:
         """Proposals of the next round are about to be made."""
@@ -126,7 +154,12 @@ class DraftState:
 
     @property
     def expects_pass(self) -> bool:
-        """Whether its next proposal will most likely come from a draft pass, as the last did."""
+        """Whether its next proposal will most likely come from a draft pass, as the last did.
+
+        A text that is copied goes on being copied, however long it had no pass.
+        """
+        if self._copies_now if self.proposal is None else self.proposal.source == "copy":
+            return False
         return self.counts.passes > self._passes_before or self.passes.is_due
 
     def find_copy(self, ids: Sequence[int], max_tokens: int) -> Copy | None:
@@ -134,13 +167,35 @@ class DraftState:
 
         Args:
             ids: prompt and reply so far; only grows from call to call.
-            max_tokens: most tokens that are useful.
+            max_tokens: most tokens that are useful, up to MAX_COPY.
         """
-        if self._index is None:
-            self._index = SuffixIndex(ids)
-        else:
-            self._index.extend(ids[len(self._index) :])
-        return self._index.find(max_tokens)
+        index = self._index
+        if index is None:
+            index = self._index = SuffixIndex(ids)
+            self._copy = index.find(MAX_COPY + 1)
+        elif ids[self._known :] != self._expected:
+            right = common_length(ids[self._known :], self._expected)
+            index.cut(self._known + right)
+            index.extend(ids[self._known + right :])
+            self._copy = index.find(MAX_COPY + 1)
+        self._known, self._expected = len(index), []
+        copy = self._copy
+        if copy is None or max_tokens < 1:
+            return None
+        return Copy(tokens=copy.tokens[:max_tokens], match=copy.match)
+
+    def look_ahead(self) -> None:
+        """Find the copy that comes next if the one that runs is right, as most of them are.
+
+        That, and the text's growth, take the host longer than the rest of a copied round.
+        """
+        proposal, copy = self.proposal, self._copy
+        if proposal is None or proposal.source != "copy" or self._expected:
+            return
+        assert copy is not None and self._index is not None, "a copy was found"
+        self._expected = copy.tokens[: len(proposal.tokens) + 1]
+        self._index.extend(self._expected)
+        self._copy = self._index.find(MAX_COPY + 1)
 
     def observe(self, window: Sequence[int], taken: Sequence[int]) -> tuple[int, int]:
         """Take in how the proposal fared; it is gone afterwards.
@@ -154,11 +209,10 @@ class DraftState:
         """
         drafted = len(window) - 1
         reached = min(drafted, len(taken))
-        kept = 0
-        while kept < reached and taken[kept] == window[kept + 1]:
-            kept += 1
+        kept = common_length(window[1:], taken)
         proposal, self.proposal = self.proposal, None
         source = None if proposal is None else proposal.source
+        self._copies_now = source == "copy"
         self.counts.add(drafted=drafted, kept=kept, source=source)
         reached = min(reached, kept + 1)
         if proposal is not None and proposal.source == "model":
@@ -166,3 +220,16 @@ class DraftState:
         elif proposal is not None and proposal.source == "copy":
             self.copies.observe(proposal.match, reached=reached, kept=kept)
         return drafted, kept
+
+
+def common_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two texts begin with that are the same."""
+    length = min(len(a), len(b))
+    if a[:length] == b[:length]:  # quick, of tuples or of lists
+        return length
+    length = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        length += 1
+    return length

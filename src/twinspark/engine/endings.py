@@ -4,6 +4,7 @@ A pure function of request and tokens, so the cut never depends on drafts. Time 
 cancelling are the scheduler's. Read next: `guards.py`, `request.py`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twinspark.engine.closing import ClosingReply
@@ -64,6 +65,30 @@ class Endings:
         if token == self.end_id:
             return Ending(reason="stop", cause="end_token")
         return self._read(token) or self._formed() or self._looped(token) or self._spent()
+
+    def feed_all(self, tokens: Sequence[int]) -> tuple[int, Ending | None]:
+        """Take the next tokens as `feed` takes one, up to the last of the reply.
+
+        Returns:
+            how many were taken, and the ending if the reply is over.
+        """
+        if self._text is None and self._guard is None and self._constraint is None:
+            return self._feed_plain(tokens)
+        for num, token in enumerate(tokens, 1):
+            ending = self.feed(token)
+            if ending is not None:
+                return num, ending
+        return len(tokens), None
+
+    def _feed_plain(self, tokens: Sequence[int]) -> tuple[int, Ending | None]:
+        """Nothing but the end token and the limit decides."""
+        tokens = tokens[: self._limit - self._num_tokens]
+        if self.end_id in tokens:
+            num = tokens.index(self.end_id) + 1
+            self._num_tokens += num
+            return num, Ending(reason="stop", cause="end_token")
+        self._num_tokens += len(tokens)
+        return len(tokens), self._spent()
 
     def _read(self, token: int) -> Ending | None:
         if self._text is None:

@@ -152,7 +152,7 @@ def _run_rounds(engine: Engine, inbox: "Inbox", outbox: "Outbox") -> str:
         events.clear()
 
     while True:
-        commands += inbox.take(wait=not engine.has_work)
+        commands += inbox.take(wait=not engine.has_work and not engine.prepare())
         outbox.expect(commands)
         events += _obey(engine, commands)
         if inbox.closing:

@@ -69,6 +69,13 @@ class SuffixIndex:
         self._length = end
         self._link(first, end)
 
+    def cut(self, length: int) -> None:
+        """Take the tokens behind the first `length` back."""
+        first = max(length, _GRAM - 1)
+        for place, bucket in reversed(self._each_bucket(first, self._length)):
+            self._newest[bucket] = self._older[place]
+        self._length = min(length, self._length)
+
     def find(self, max_tokens: int) -> Copy | None:
         """What followed the longest earlier match of the text's end; ties go to the latest.
 
@@ -77,17 +84,33 @@ class SuffixIndex:
         """
         if max_tokens < 1 or self._length <= _GRAM:
             return None
+        found = self._full_match() or self._longest_match()
+        if found is None:
+            return None
+        source, match = found
+        tokens: list[int] = self._ids[source : min(source + max_tokens, self._length)].tolist()
+        period = self._length - source
+        while len(tokens) < max_tokens:
+            tokens.append(tokens[len(tokens) - period])
+        return Copy(tokens=tokens, match=match)
+
+    def _full_match(self) -> tuple[int, int] | None:
+        """The end of the latest place and its match, if that is as long as one can be."""
+        end, there = self._length, int(self._older[self._length - 1]) + 1
+        if there < MAX_MATCH:
+            return None
+        ids = self._ids
+        is_full = ids[there - MAX_MATCH : there].tobytes() == ids[end - MAX_MATCH : end].tobytes()
+        return (there, MAX_MATCH) if is_full else None
+
+    def _longest_match(self) -> tuple[int, int] | None:
+        """The same of the place whose match is longest."""
         places = self._candidates()
         if not len(places):
             return None
         lengths = self._match_lengths(places)
         best = int(np.argmax(lengths))  # the first of the largest; places are latest first
-        source = int(places[best]) + 1
-        tokens: list[int] = self._ids[source : min(source + max_tokens, self._length)].tolist()
-        period = self._length - source
-        while len(tokens) < max_tokens:
-            tokens.append(tokens[len(tokens) - period])
-        return Copy(tokens=tokens, match=int(lengths[best]))
+        return int(places[best]) + 1, int(lengths[best])
 
     def _candidates(self) -> Int32s:
         last = self._length - 1
@@ -126,9 +149,7 @@ class SuffixIndex:
     def _link(self, first: int, end: int) -> None:
         """Chain the n-grams that end at first..end-1, all after those chained before."""
         if end - first <= 16:
-            mask = len(self._newest) - 1
-            for place in range(first, end):
-                bucket = _mix(*self._ids[place - _GRAM + 1 : place + 1].tolist()) & mask
+            for place, bucket in self._each_bucket(first, end):
                 self._older[place] = self._newest[bucket]
                 self._newest[bucket] = place
             return
@@ -141,6 +162,14 @@ class SuffixIndex:
         self._older[first:end] = older
         latest = np.append(~same, True)
         self._newest[ordered[latest]] = order[latest] + first
+
+    def _each_bucket(self, first: int, end: int) -> list[tuple[int, int]]:
+        """Places and their buckets, of a few."""
+        mask, ids = len(self._newest) - 1, self._ids[first - _GRAM + 1 : max(first, end)].tolist()
+        return [
+            (place, _mix(*gram) & mask)
+            for place, gram in enumerate(zip(ids, ids[1:], ids[2:], ids[3:], strict=False), first)
+        ]
 
     def _buckets(self, first: int, end: int) -> npt.NDArray[np.int64]:
         grams = [

@@ -4,15 +4,15 @@ Owns no state; works on what `draft_state.py` keeps of each request. Read next: 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from twinspark.engine.confidence import corrected, promise, survival
 from twinspark.engine.depth import choose_passes, pass_surplus, share_rows
-from twinspark.engine.draft_state import DraftState, Proposal
+from twinspark.engine.draft_state import DraftState, Offer, Proposal
 from twinspark.engine.lookup import MAX_COPY, Copy
 from twinspark.model.step import DraftResult
 
@@ -24,9 +24,8 @@ Later = Callable[[], None]
 _FULL_DEPTH_MATCH = 8  # without prices a copy needs a match this long
 
 
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A window that may get drafts.
+class Candidate(NamedTuple):
+    """A window that may get drafts; a tuple, as many are made a round.
 
     Attributes:
         state: of its request; the proposal is put there.
@@ -62,9 +61,8 @@ class Candidate:
         return useful if self.possible is None else useful[: self.possible(useful)]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Prices:
-    """What the next round costs.
+    """What rounds of some number of windows cost.
 
     Attributes:
         slots: windows of the round.
@@ -72,18 +70,26 @@ class Prices:
         passes_us: cost of a draft pass over 0, 1, ... slots.
     """
 
-    slots: int
-    line_us: Floats
-    passes_us: Floats
+    def __init__(self, *, slots: int, line_us: Floats, passes_us: Floats) -> None:
+        """See the attributes."""
+        self.slots, self.line_us, self.passes_us = slots, line_us, passes_us
+        self._rows_us: Floats = line_us[1:] - line_us[0]
+        self._shares_us: Floats = line_us[::slots] / slots
+        self._share_of: dict[int, Floats] = {}
 
     def rows_us(self, depth: int) -> Floats:
         """Cost of 1, 2, ... `depth` drafts of one window alone."""
-        cost_us: Floats = self.line_us[1 : depth + 1] - self.line_us[0]
-        return cost_us
+        return self._rows_us[:depth]
 
     def share_us(self, depth: int) -> Floats:
-        """One window's share of the cost when all windows have 0, 1, ... `depth` drafts."""
-        return self.line_us[: depth * self.slots + 1 : self.slots] / self.slots
+        """One window's share of the cost when all windows have 0, 1, ... `depth` drafts.
+
+        The same array each time.
+        """
+        found = self._share_of.get(depth)
+        if found is None:
+            found = self._share_of[depth] = self._shares_us[: depth + 1]
+        return found
 
 
 def propose_fully(candidates: Sequence[Candidate], guess: Guess | None) -> int:
@@ -135,29 +141,36 @@ def propose_priced(
             line_us=prices.share_us(records[0].gains.shape[1] - 1),
         )
     pass_us = prices.passes_us[len(candidates)] / len(candidates)
+    copies = {n: copy for n, c in enumerate(candidates) if (copy := c.copy()) is not None}
+    others = [n for n in range(len(candidates)) if n not in copies]
     offers: dict[int, tuple[Copy, Floats]] = {}
-    others = []
-    for number, candidate in enumerate(candidates):
-        copy = candidate.copy()
-        if copy is None:
-            others.append(number)
-            continue
-        chance = candidate.state.copies.chance(copy.match)
-        gains_us = candidate.worth_us * survival(np.full(len(copy.tokens), chance))
-        paid_us = gains_us.cumsum() - prices.rows_us(len(copy.tokens))
-        if paid_us.max() > max(0.0, surplus[number] - pass_us):
-            offers[number] = copy, gains_us
-        elif candidate.state.copies.skip(copy.match):
-            candidate.state.proposal = _of_copy(copy, 1 + int(paid_us.argmax()))
+    for number, copy in copies.items():
+        state, offer = candidates[number].state, _offer(candidates[number], copy, prices)
+        if offer.most_us > max(0.0, surplus[number] - pass_us):
+            offers[number] = copy, offer.gains_us
+        elif state.copies.skip(copy.match):
+            state.proposal = _of_copy(copy, 1 + int(offer.paid_us.argmax()))
         else:
             others.append(number)
+    others.sort()
     drafted = _draft(candidates, others, guess, surplus, prices)
     _share(candidates, offers, drafted, prices, later)
     return len(drafted)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Drafted:
+def _offer(candidate: Candidate, copy: Copy, prices: Prices) -> Offer:
+    """What a copy is worth; worked out anew only when that may have changed, as a device waits."""
+    state, length = candidate.state, len(copy.tokens)
+    chance = state.copies.chance(copy.match)
+    made_of = (candidate.worth_us, chance, length, prices)
+    if state.offer is None or state.offer.made_of != made_of:
+        gains_us = candidate.worth_us * survival(np.full(length, chance))
+        paid_us = gains_us.cumsum() - prices.rows_us(length)
+        state.offer = Offer(made_of, gains_us, paid_us, float(paid_us.max()))
+    return state.offer
+
+
+class _Drafted(NamedTuple):
     """What a pass proposed for one candidate."""
 
     tokens: list[int]
@@ -217,16 +230,14 @@ def _share(
     depths = share_rows(gains_us, prices.line_us)
     for (number, (copy, _)), depth in zip(offers.items(), depths, strict=False):
         candidates[number].state.proposal = _of_copy(copy, depth)
-    pass_us = prices.passes_us[len(drafted)] / max(1, len(drafted))
     for (number, found), depth in zip(drafted.items(), depths[len(offers) :], strict=True):
         candidate = candidates[number]
         candidate.state.proposal = _of_model(found.tokens[:depth], found.promised)
-        later.append(partial(_record, candidate, found, depth, prices, pass_us))
+        later.append(partial(_record, candidate, found, depth, prices, len(drafted)))
 
 
-def _record(
-    candidate: Candidate, found: _Drafted, depth: int, prices: Prices, pass_us: float
-) -> None:
+def _record(candidate: Candidate, found: _Drafted, depth: int, prices: Prices, width: int) -> None:
+    pass_us = prices.passes_us[width] / width
     row_us = prices.share_us(depth)[-1] - prices.share_us(0)[0]
     gain_us = candidate.worth_us * float(found.alive[:depth].sum())
     candidate.state.passes.observe(

@@ -5,9 +5,10 @@ Read next: `rounds.py`.
 
 import atexit
 import logging
+import warnings
 from collections import OrderedDict
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol
@@ -17,9 +18,6 @@ from torch import Tensor
 
 MOST_RECORDED = 48
 """Recordings that are kept; the one that was not used for longest goes first."""
-
-FIRST_WAIT, LONGEST_WAIT = 64, 4096
-"""Launches, for want of memory, until a recording is tried again; doubled by each try in vain."""
 
 logger = logging.getLogger(__name__)
 
@@ -75,8 +73,14 @@ class Graphs:
             watched = _Watched(work)
             try:
                 # other threads of the process may call CUDA meanwhile
-                with torch.cuda.graph(
-                    graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+                with (
+                    _empty_graphs_unsaid(),
+                    torch.cuda.graph(
+                        graph,
+                        pool=self._pool,
+                        stream=self._stream,
+                        capture_error_mode="thread_local",
+                    ),
                 ):
                     found = watched()
             except RuntimeError as error:
@@ -109,24 +113,27 @@ class Graphs:
         torch.cuda.synchronize()
 
     def _launched(self, work: Work, cause: RuntimeError) -> "Launched":
-        """Say what happened; only for want of memory another recording may go better."""
-        reason = str(cause).partition("\n")[0]
-        if not _is_want_of_memory(cause):
-            self._is_hopeless = True
-            logger.warning(
-                "rounds of this model cannot be recorded (%s); their kernels are launched one by "
-                "one, which is slower",
-                reason,
-            )
-            return Launched(work)
+        """Say once what happened; only for want of memory other recordings may go better."""
+        reason, lacks_memory = str(cause).partition("\n")[0], _is_want_of_memory(cause)
+        self._is_hopeless = not lacks_memory
         if not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "no memory is left to record a round (%s); its kernels are launched one by one, "
-                "which is slower, until there is. Fewer slots or a shorter context leave more",
+                "%s (%s); kernels are launched one by one, which is slower",
+                "no memory is left to record a round, fewer slots or a shorter context leave more"
+                if lacks_memory
+                else "rounds of this model cannot be recorded",
                 reason,
             )
-        return Launched(work, lacks_memory=True)
+        return Launched(work)
+
+
+@contextmanager
+def _empty_graphs_unsaid() -> Iterator[None]:
+    """A recording that breaks off before its first kernel is told of by what broke it off."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
+        yield
 
 
 class _Watched:
@@ -156,10 +163,9 @@ def _is_want_of_memory(error: RuntimeError) -> bool:
 
 @dataclass(frozen=True)
 class Launched:
-    """Work that is launched anew each time; `lacks_memory`: once there is some, it may record."""
+    """Work that is launched anew each time."""
 
     work: Work
-    lacks_memory: bool = False
 
     def replay(self) -> tuple[Tensor, ...]:
         """Do the work again."""
@@ -189,7 +195,6 @@ class Recordings:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._recorded: OrderedDict[Key, Recorded] = OrderedDict()
-        self._wait, self._launches = FIRST_WAIT, 0
 
     @property
     def keys(self) -> list[Key]:
@@ -201,34 +206,14 @@ class Recordings:
         self._recorded.clear()
 
     def of(self, key: Key, work: Work) -> Recorded:
-        """The recording of this key, made of `work` the first time.
-
-        Where memory lacked for it, it is tried again now and then: others may have left some.
-        """
+        """The recording of this key, made of `work` the first time."""
         found = self._recorded.get(key)
         if found is not None:
             self._recorded.move_to_end(key)
-            return self._tried_again(key, work) if _lacks_memory(found) else found
+            return found
         if len(self._recorded) == MOST_RECORDED:
             self._recorded.popitem(last=False)
-        return self._record(key, work)
-
-    def _tried_again(self, key: Key, work: Work) -> Recorded:
-        """A try costs some rounds' time, so all of an engine's recordings wait together."""
-        self._launches += 1
-        if self._launches < self._wait:
-            return self._recorded[key]
-        self._launches = 0
-        found = self._record(key, work)
-        self._wait = min(2 * self._wait, LONGEST_WAIT) if _lacks_memory(found) else FIRST_WAIT
-        return found
-
-    def _record(self, key: Key, work: Work) -> Recorded:
         started_s = perf_counter()
         found = self._recorded[key] = self._recorder.record(work)
-        logger.debug("recorded %s in %.2f s", key, perf_counter() - started_s)
+        logger.debug("recorded %s in %.3f s", key, perf_counter() - started_s)
         return found
-
-
-def _lacks_memory(found: Recorded) -> bool:
-    return isinstance(found, Launched) and found.lacks_memory

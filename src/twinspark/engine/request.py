@@ -165,11 +165,16 @@ class Session:
 
     def take(self, token: int) -> bool:
         """Take the next token of the reply; whether it is the last one (`ending` is set then)."""
-        if not self._windows and math.isnan(self._first_token_s):
-            self._first_token_s = self._clock()
-        self.ids.append(token)
-        self.ending = self._endings.feed(token)
+        self.take_all((token,))
         return self.ending is not None
+
+    def take_all(self, tokens: Sequence[int]) -> int:
+        """Take the next tokens up to the last one of the reply; how many were taken."""
+        if tokens and not self._windows and math.isnan(self._first_token_s):
+            self._first_token_s = self._clock()
+        num, self.ending = self._endings.feed_all(tokens)
+        self.ids += tokens[:num]
+        return num
 
     def end_window(self, window: Sequence[int], num_taken: int) -> None:
         """The last `num_taken` tokens of the reply came from this window, at least one.

@@ -106,23 +106,26 @@ class RoundInputs:
         """Write rows and their rules, padded to `size`; how many rows there are."""
         ids: list[int] = []
         positions: list[int] = []
+        following: list[int] = []
         slots: list[int] = []
         ruled: list[Ruled] = []
         for window, rule in zip(windows, rules, strict=True):
             count, first = len(window.ids), window.first
             ids += window.ids
             positions += range(first, first + count)
+            following += range(first + 1, first + count + 1)
             slots += [window.slot] * count
             ruled.append((rule, count))
         num = len(ids)
-        rows = self._rows
-        rows[0, :num], rows[1, :num], rows[3, :num] = ids, positions, slots
-        rows[2, :num] = rows[1, :num] + 1
         if num < size:
-            rows[:, num:size] = 0
-            rows[0, num:size] = rows[3, num:size] = -1
+            left = size - num
+            ids += [-1] * left
+            positions += [0] * left
+            following += [0] * left
+            slots += [-1] * left
             for array in self.sized(size).arrays:
                 array[num:] = 0
+        self._rows[:, :size] = (ids, positions, following, slots)  # each way into numpy has a price
         self.rules_T.write(ruled)
         return num
 
@@ -143,9 +146,6 @@ class RoundInputs:
     def _put_requests(
         self, rows: list[tuple[int, int, int, int, int]], rules: Sequence[ChoiceRule], size: int
     ) -> None:
-        num, requests = len(rows), self._requests
-        requests[:, :num] = tuple(zip(*rows, strict=True))
-        if num < size:
-            requests[:, num:size] = 0
-            requests[2, num:size] = -1
+        rows += [(0, 0, -1, 0, 0)] * (size - len(rows))
+        self._requests[:, :size] = tuple(zip(*rows, strict=True))
         self.rules_n.write([(rule, 1) for rule in rules])

@@ -8,7 +8,8 @@ Steps that do not fit are the eager forward's. Read next: `recording.py`, `round
 `runner.py`, `model/decode.py`.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
@@ -23,12 +24,19 @@ from twinspark.cache.staging import Landing
 from twinspark.cache.view import Caches
 from twinspark.config.model import ModelConfig
 from twinspark.engine.plan import PlannedRows, StepPlan
-from twinspark.engine.recording import Graphs, Key, Recorded, Recorder, Recordings, Work
+from twinspark.engine.recording import (
+    MOST_RECORDED,
+    Graphs,
+    Key,
+    Recorded,
+    Recorder,
+    Recordings,
+)
 from twinspark.engine.round_inputs import MOST_REQUESTS, MOST_ROWS, REQUEST_BUCKETS, RoundInputs
 from twinspark.engine.row_digests import odd_numbers, row_digests
 from twinspark.engine.sampler import ChoiceRule
 from twinspark.kernels.head import RowRules, accept_rows, choose_rows
-from twinspark.model.decode import DecodeRound, DraftRound, bucket_of
+from twinspark.model.decode import ROW_BUCKETS, DecodeRound, DraftRound, bucket_of
 from twinspark.model.dspark import Pick
 from twinspark.model.step import DraftRequest, DraftResult, Span
 from twinspark.model.transformer import Transformer
@@ -122,9 +130,16 @@ class Rounds:
         self._chosen = Landing(MOST_ROWS, 1, model.device)
         width = _HEAD + 2 * model.config.dspark_block_size
         self._drafted = Landing(MOST_REQUESTS, width, model.device)
+        self._context_before = self._context(1)  # of the round that ran last
         self._foreseen = 0  # requests whose draft pass may follow the round that ran last
         self._ahead: list[int] = []  # slots that it was run for
         self._odd_V = odd_numbers(model.config.vocab_size, model.device)
+        self._works: dict[str, Callable[[int, int], tuple[Tensor, ...]]] = {
+            "decode": self._decode,
+            "draft": self._draft_blocks,
+            "draft by rules": self._draft_given,
+            "draft ahead": self._draft_followers,
+        }
 
     @staticmethod
     def of(
@@ -140,6 +155,42 @@ class Rounds:
     def recorded(self) -> list[Key]:
         """What is recorded."""
         return self._recordings.keys
+
+    def prepare(self, *, rows: int, requests: int) -> bool:
+        """Record one of the rounds and draft passes that are likely to come, of padding alone.
+
+        Padding writes nothing, so this may be done whenever no round is under way. The smallest
+        context is prepared for, and that of the latest round.
+
+        Args:
+            rows: most rows of a round that is worth it.
+            requests: most requests of a draft pass; 0 is no pass.
+
+        Returns:
+            False where all are recorded, or as many as are kept.
+        """
+        self._ahead = []
+        key = next((key for key in self._likely(rows, requests) if key not in self.recorded), None)
+        if key is None or len(self.recorded) >= MOST_RECORDED:
+            return False
+        kind, size, context = key
+        if kind == "decode":
+            self._inputs.put_rows((), (), size)
+            self._inputs.sized(size).part.send()
+        else:
+            self._inputs.put_requests((), (), size)
+            self._inputs.requests_part.send()
+        self._of(kind, size, context)
+        return True
+
+    def _likely(self, rows: int, requests: int) -> Iterator[Key]:
+        """Keys of rounds and passes that are likely to come, the likeliest first."""
+        for kind in ("draft by rules", "draft ahead") if self._model.walks_on_device else ():
+            for size in REQUEST_BUCKETS[: bisect_left(REQUEST_BUCKETS, requests) + bool(requests)]:
+                yield kind, size, 0
+        for context in dict.fromkeys((self._context(1), self._context_before)):
+            for size in ROW_BUCKETS[: bisect_left(ROW_BUCKETS, rows) + 1]:
+                yield "decode", size, context
 
     def close(self) -> None:
         """Forget what is recorded, with the memory that it holds."""
@@ -186,9 +237,9 @@ class Rounds:
         self._foresee(windows, rules, ahead)
         _ = caches.starts_S  # brought to the device before the round that reads it
         sized.part.send()
-        context = self._context(end)
-        (logits_TV,) = self._of("decode", size, context, self._decode).replay()
-        self._chosen.fetch(num)
+        context = self._context_before = self._context(end)
+        (logits_TV,) = self._of("decode", size, context).replay()
+        self._chosen.fetch(num, aside=bool(self._ahead))  # a draft pass only reads them
         return logits_TV[:num]
 
     def tokens(self, num: int) -> list[int]:
@@ -245,8 +296,8 @@ class Rounds:
             rules: of the requests; None where more than the rows decides.
             pick: chooses on the host, for all of a pass of which one has no rule.
         """
-        found = self._take_ahead()
-        missing = [n for n, request in enumerate(requests) if _key(request) not in found]
+        found, keys = self._take_ahead(), [*map(_key, requests)]
+        missing = [n for n, key in enumerate(keys) if key not in found]
         if missing:
             asked = [requests[n] for n in missing]
             free = [rule for rule in (rules[n] for n in missing) if rule is not None]
@@ -258,7 +309,7 @@ class Rounds:
             if results is None:
                 results = self._draft_picked(asked, pick_missing)
             found |= zip(map(_key, asked), results, strict=True)
-        return [found[_key(request)] for request in requests]
+        return [found[key] for key in keys]
 
     def follow(self, requests: Sequence[DraftRequest]) -> None:
         """The blocks of a pass whose tokens another rank chooses, on the host or by rules.
@@ -278,7 +329,7 @@ class Rounds:
             return model.draft(requests, self._caches, pick)
         self._inputs.put_requests(requests, (), size)
         self._inputs.requests_part.send()
-        hidden_TD, base_TV = self._of("draft", size, 0, self._draft_blocks).replay()
+        hidden_TD, base_TV = self._of("draft", size, 0).replay()
         if pick is None:
             return []
         rows = len(requests) * model.config.dspark_block_size
@@ -293,7 +344,7 @@ class Rounds:
             return None
         self._inputs.put_requests(requests, rules, size)
         self._inputs.requests_part.send()
-        self._of("draft by rules", size, 0, self._draft_given).replay()
+        self._of("draft by rules", size, 0).replay()
         self._drafted.fetch(size)
         found = self._read([request.slot for request in requests])
         return [found[_key(request)] for request in requests]
@@ -305,7 +356,7 @@ class Rounds:
         """
         if self._ahead:
             size = self._foreseen
-            self._of("draft ahead", size, 0, self._draft_followers).replay()
+            self._of("draft ahead", size, 0).replay()
             self._drafted.fetch(size)
 
     def drop_ahead(self) -> None:
@@ -395,9 +446,8 @@ class Rounds:
         self._drafted.tensor[:size].copy_(torch.cat([head_n2, tokens_nB, bits_nB], dim=1))
         return ()
 
-    def _of(self, kind: str, size: int, context: int, work: Callable[..., Any]) -> Recorded:
-        do: Work = partial(work, size, context)
-        return self._recordings.of((kind, size, context), do)
+    def _of(self, kind: str, size: int, context: int) -> Recorded:
+        return self._recordings.of((kind, size, context), partial(self._works[kind], size, context))
 
     def _context(self, tokens: int) -> int:
         context = FIRST_CONTEXT

@@ -1,10 +1,11 @@
 """Choice rules of rows in memory that a device reads: written anew only when requests change.
 
-A request's numbers stay the same for its whole life, so between two rounds of the same windows
-nothing is written. Letters: R rows. Read next: `rounds.py`, `kernels/head/rows.py`.
+A request's numbers stay the same for its whole life, so only rows that come to another request are
+written. Letters: R rows. Read next: `rounds.py`, `kernels/head/rows.py`.
 """
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -32,33 +33,32 @@ class RuleRows:
         temperature, top_k, top_p, floor, choice = (fields.field(t, size) for t in _TYPES)
         seed = fields.field(torch.int32, size, 2)
         self._fields = (temperature, top_k, top_p, floor, choice, seed)
-        self._written: list[Ruled] = []
-        self._rows = size
-        self._put(slice(0, size), _GREEDY)
-        self._rows = self.writes = 0
+        self._written: list[ChoiceRule | None] = [None] * size
+        for field, number in zip(self._fields, _GREEDY, strict=True):
+            field.array[:] = number
+        self.writes = 0
 
-    def write(self, ruled: list[Ruled]) -> None:
-        """From the first row on; rows behind them are greedy."""
-        if ruled == self._written:
-            return
-        row = 0
+    def write(self, ruled: Sequence[Ruled]) -> None:
+        """From the first row on; rows behind them are padding and keep what they hold."""
+        rules: list[ChoiceRule | None] = []
         for rule, count in ruled:
-            numbers = _GREEDY if rule is None else _numbers(rule)
-            self._put(slice(row, row + count), numbers)
-            row += count
-        if row < self._rows:
-            self._put(slice(row, self._rows), _GREEDY)
-        self._written, self._rows = list(ruled), row
+            is_greedy = rule is None or rule.temperature <= 0.0  # nothing else of it is read
+            rules += [None if is_greedy else rule] * count
+        num = len(rules)
+        if rules == self._written[:num]:
+            return
+        self._written[:num] = rules
+        numbers: list[Sequence[object]] = []
+        for rule, run in groupby(rules):
+            numbers += [_GREEDY if rule is None else _numbers(rule)] * len(list(run))
+        for field, column in zip(self._fields, zip(*numbers, strict=True), strict=True):
+            field.array[:num] = column
         self.writes += 1
 
     def rules(self, count: int, position_R: Tensor) -> RowRules:
         """The first rows' rules on the device, for tokens at these positions (int32)."""
         temperature, top_k, top_p, floor, choice, seed = (f.tensor[:count] for f in self._fields)
         return RowRules(temperature, top_k, top_p, floor, seed, position_R, choice)
-
-    def _put(self, rows: slice, numbers: Sequence[object]) -> None:
-        for field, number in zip(self._fields, numbers, strict=True):
-            field.array[rows] = number
 
 
 def _numbers(rule: ChoiceRule) -> tuple[object, ...]:

@@ -171,11 +171,35 @@ class Runner:
         self.caches = caches
         self._states: dict[int, Any] = {}
         self._rounds = Rounds.of(model, caches, banned_V)
+        device = getattr(model, "device", None)
+        self._cuda: torch.device | int | None = None
+        if isinstance(device, torch.device) and device.type == "cuda":
+            # a number is looked up faster than a device is
+            self._cuda = device if device.index is None else device.index
 
     @property
     def follows_rules(self) -> bool:
         """Whether tokens are chosen by rules on a device; else rules given to it are not read."""
         return self._rounds is not None
+
+    def replays(self, plan: StepPlan) -> bool:
+        """Whether a plan is a recorded round, which takes the host little time to begin."""
+        return self._rounds is not None and self._rounds.fits(plan)
+
+    def prepare(self, *, rows: int, requests: int) -> bool:
+        """Record one of the rounds that are likely to come, while there is nothing else to do.
+
+        Args:
+            rows: most rows of a round that is worth it.
+            requests: most requests of a draft pass.
+
+        Returns:
+            False where nothing is left to record. Several ranks record a round when it comes.
+        """
+        if self._rounds is None or not self._is_alone:
+            return False
+        with self._on_device():
+            return self._rounds.prepare(rows=rows, requests=requests)
 
     def close(self) -> None:
         """Give up what is recorded; NCCL's end waits for recordings that hold its kernels."""
@@ -320,9 +344,7 @@ class Runner:
 
     def _on_device(self) -> AbstractContextManager[object]:
         """Every thread that runs a plan has a current CUDA device of its own."""
-        device = getattr(self._model, "device", None)
-        is_cuda = isinstance(device, torch.device) and device.type == "cuda"
-        return torch.cuda.device(device) if is_cuda else nullcontext()
+        return nullcontext() if self._cuda is None else torch.cuda.device(self._cuda)
 
     def _apply(self, op: CacheOp) -> None:
         match op:

@@ -7,8 +7,7 @@ from them. Decides by prices and token history, never by a clock. Read next: `pr
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -35,8 +34,7 @@ Floats = npt.NDArray[np.float64]
 _LEAST_LEFT = 2  # tokens a reply may get yet: one of the round, and one that needs no draft
 
 
-@dataclass(frozen=True, kw_only=True)
-class DraftNeed:
+class DraftNeed(NamedTuple):
     """A decoding slot that wants proposals.
 
     Attributes:
@@ -227,6 +225,11 @@ class Speculation:
             record()
         self._later.clear()
 
+    def look_ahead(self) -> None:
+        """Work out what is likely to be proposed next, while a device runs what was proposed."""
+        for state in self._states.values():
+            state.look_ahead()
+
     def observe(self, session: Session, window: Sequence[int], taken: Sequence[int]) -> None:
         """Learn how a window went: its pending token and drafts, and the tokens it gave."""
         state = self._state(session, 1)
@@ -245,7 +248,7 @@ class Speculation:
 
     def _use(self, costs: CostTable) -> None:
         self._costs = costs
-        self._lines: dict[int, Floats] = {}
+        self._prices: dict[int, Prices] = {}
 
     def _state(self, session: Session, num_slots: int) -> DraftState:
         request_id = session.request.request_id
@@ -276,23 +279,27 @@ class Speculation:
             chooser=session.chooser,
         )
 
-    def _line(self, num_slots: int) -> Floats:
-        """Cost of 0, 1, ... drafts in the next round."""
-        if num_slots not in self._lines:
-            extra = num_slots * self._max_depth
-            self._lines[num_slots] = self._costs.line(num_slots, extra)
-        return self._lines[num_slots]
+    def _prices_of(self, num_slots: int) -> Prices:
+        """What rounds of so many windows cost."""
+        found = self._prices.get(num_slots)
+        if found is None:
+            line_us = self._costs.line(num_slots, num_slots * self._max_depth)
+            passes_us = self._costs.passes(num_slots)
+            found = Prices(slots=num_slots, line_us=line_us, passes_us=passes_us)
+            self._prices[num_slots] = found
+        return found
 
     def _candidate(
         self, session: Session, state: DraftState, need: DraftNeed, num_slots: int
     ) -> Candidate:
+        us_per_token = min(state.rate.us_per_token, self._prices_of(num_slots).line_us[0])
         return Candidate(
             state=state,
             ids=session.ids,
             most=need.depth,
             end_id=session.end_id,
             has_lookup=self._has_lookup,
-            worth_us=min(state.rate.us_per_token, self._line(num_slots)[0]) / num_slots,
+            worth_us=us_per_token / num_slots,
             possible=session.chooser.num_possible if session.chooser.is_bound else None,
         )
 
@@ -301,8 +308,7 @@ class Speculation:
             for candidate, tokens in zip(candidates, self._given.propose(needs), strict=True):
                 candidate.state.proposal = Proposal(tokens=candidate.useful(tokens), source="given")
             return
-        model, width = self._model, 0
-        guess = None
+        model, guess, prices = self._model, None, self._prices_of(num_slots)
         if model is not None and self.block:
 
             def guess(numbers: Sequence[int]) -> list[DraftResult]:
@@ -310,20 +316,17 @@ class Speculation:
                 return [_start(result, self.block) for result in results]
 
         if self._is_priced:
-            prices = Prices(
-                slots=num_slots,
-                line_us=self._line(num_slots),
-                passes_us=self._costs.passes(len(candidates)),
-            )
             width = propose_priced(candidates, guess, prices, self._later)
         else:
             width = propose_fully(candidates, guess)
         if width:
             self._counts.passes += 1
-            self._pass_us = float(self._costs.passes(width)[-1])
+            self._pass_us = float(prices.passes_us[width])
 
 
 def _start(result: DraftResult, depth: int) -> DraftResult:
+    if len(result.tokens) <= depth:
+        return result
     return DraftResult(tokens=result.tokens[:depth], confidence=result.confidence[:depth])
 
 

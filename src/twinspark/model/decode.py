@@ -5,6 +5,7 @@ same work run again. A row whose slot is -1 is padding: it reads nothing and wri
 Letters: T rows, n requests. Read next: `rows.py`, `transformer.py`.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -114,4 +115,5 @@ ROW_BUCKETS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 def bucket_of(count: int, buckets: Sequence[int] = ROW_BUCKETS) -> int | None:
     """The least bucket with room for `count`, or None."""
-    return next((size for size in buckets if size >= count), None)
+    place = bisect_left(buckets, count)
+    return buckets[place] if place < len(buckets) else None

@@ -69,7 +69,7 @@ class StepHash:
                 "tokenizer does not belong to this model"
             )
         self._config = config
-        self._map = token_map
+        self._map = np.asarray(token_map, np.int64)  # what it is multiplied with has this type
         self._hash = EngramHash(
             config.engram_layer_ids,
             config.engram_num_embeddings,
@@ -97,6 +97,7 @@ class StepHash:
         reach, image_id = len(self._nothing), self._config.image_token_id
         flat: list[int] = []
         counts: list[int] = []
+        places: list[int] = []
         is_whole = True
         for run in runs:
             before = run.history[-reach:][-run.first :] if run.first else ()
@@ -104,6 +105,7 @@ class StepHash:
                 flat += self._nothing[len(before) :]
                 is_whole = False
             flat += before
+            places += range(len(flat), len(flat) + len(run.ids))
             flat += run.ids
             counts.append(len(run.ids))
         ids = np.array(flat, np.int64)
@@ -111,9 +113,7 @@ class StepHash:
         if not is_whole or image_id in flat:
             blocked = (ids == image_id) | (ids < 0)  # ids below 0 are where there is no token
         if counts != self._counts:
-            rows = np.arange(sum(counts))
-            before_T = np.repeat(np.arange(1, len(counts) + 1), counts) * reach
-            self._counts, self._place_TS = counts, self._hash.places(rows + before_T)
+            self._counts, self._place_TS = counts, self._hash.places(np.array(places, np.int64))
         return self._hash.rows(self._map, ids, blocked, self._place_TS)
 
 

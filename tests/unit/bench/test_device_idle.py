@@ -52,28 +52,42 @@ def test_idle_is_the_span_less_what_the_replays_take():
     timed = TimedRecorder(device, device.new_event)
     decode, draft = timed.record(lambda: 100.0), timed.record(lambda: 30.0)
     decode.replay()
-    assert timed.log == [] and timed.made == 2  # nothing is logged before it starts
-    timed.start()
-    for _ in range(5):
+    assert timed.rounds == []  # nothing is logged before the first round
+    for number in range(6):
+        timed.begin_round()
+        device.now_us += 40
+        if number == 3:
+            device.now_us += 5000
+            decode = timed.record(lambda: 90.0)
         decode.replay()
         device.now_us += 2
         draft.replay()
-        device.now_us += 40
-    late = timed.record(lambda: 1.0)
-    late.replay()
-    span_us, busy_us, replays = timed.summary()
-    assert timed.made == 1 and replays == 10
-    assert busy_us == pytest.approx(4 * 100 + 5 * 30 + 1)
-    assert span_us - busy_us == pytest.approx(5 * 42)
-    before = len(timed.log)
+    assert [len(one.made_us) for one in timed.rounds] == [0, 0, 0, 1, 0, 0]
+    found = timed.intervals()
+    assert [(f.span_us, f.busy_us, f.replays) for f in found] == [
+        (pytest.approx(42 + busy), pytest.approx(busy), 2) for busy in (130, 130, 120, 120)
+    ]
     decode.replay()
-    assert len(timed.log) == before and device.synchronized > 0
+    assert timed.rounds == [] and device.synchronized > 0
+
+
+def test_a_round_without_replays_is_part_of_the_next():
+    device = Device()
+    timed = TimedRecorder(device, device.new_event)
+    decode = timed.record(lambda: 100.0)
+    for number in range(3):
+        timed.begin_round()
+        device.now_us += 10
+        if number != 1:
+            decode.replay()
+    (found,) = timed.intervals()
+    assert (found.span_us, found.busy_us) == (pytest.approx(120), pytest.approx(100))
 
 
 def test_an_engine_that_records_nothing_is_refused():
-    engine = new_engine(FakeModel())
+    engine = new_engine(FakeModel(), lookup=False)
     with pytest.raises(ConfigError, match="not on a CUDA device"):
-        measure_idle(engine, [[20, 21]])
+        measure_idle(engine, [[20, 21]], "draft passes")
     assert not engine.has_work
 
 
@@ -92,11 +106,14 @@ def test_rounds_of_an_engine_are_timed_and_nothing_is_left_open(monkeypatch):
         return step()
 
     engine.step = slow
-    found = measure_idle(engine, [[20, 21, 22], [30, 31]], rounds=6)
-    assert (found.slots, found.rounds, found.drafts) == (2, 6, True)
+    found = measure_idle(engine, [[20, 21, 22], [30, 31]], "draft passes", rounds=6)
+    assert (found.slots, found.kind, found.copied) == (2, "draft passes", 0)
+    assert found.rows == 2 * 6 and 2 <= found.tokens <= 12  # the whole block of five each
+    assert found.rounds + found.left_out in (5, 6) and found.rounds > 0  # the first has none before
     # every round is decoded, and followed by drafts; work takes no time in this device
     assert 1.5 < found.replays <= 2 and found.busy_us == 0
-    assert found.idle_us == found.round_us == pytest.approx(50, rel=0.3)
+    assert found.idle_us == found.round_us == found.idle_median_us == 50
+    assert (found.recorded > 0) == (found.left_out > 0) == (found.recording_us > 0)
     assert not engine.has_work and engine._runner._rounds._recordings is kept
 
 
@@ -107,5 +124,32 @@ def test_a_context_that_is_too_short_is_told(monkeypatch):
     monkeypatch.setattr(device_idle, "Graphs", lambda _, rehearsal: Recorder())
     monkeypatch.setattr(device_idle, "_new_event", device.new_event)
     with pytest.raises(ConfigError, match="ask for fewer rounds"):
-        measure_idle(engine, [[20, 21]], rounds=50)
+        measure_idle(engine, [[20, 21]], "draft passes", rounds=50)
     assert not engine.has_work
+
+
+def test_rounds_in_which_all_is_new_are_no_measurement(monkeypatch):
+    device, model = Device(), RecordedModel()
+    engine = new_engine(model, lookup=False)
+    record(engine, model)
+    monkeypatch.setattr(device_idle, "Graphs", lambda _, rehearsal: Recorder())
+    monkeypatch.setattr(device_idle, "_new_event", device.new_event)
+    monkeypatch.setattr(device_idle, "WARM_UP_ROUNDS", 0)
+    with pytest.raises(ConfigError, match="ask for more rounds"):
+        measure_idle(engine, [[20, 21]], "draft passes", rounds=1)
+    assert not engine.has_work
+
+
+def test_rounds_that_copy_and_those_that_draft_nothing_are_told_apart(monkeypatch):
+    device, model = Device(), RecordedModel(end_id=30, end_bias=99.0)  # one token for ever
+    engine = new_engine(model, max_context_tokens=512)
+    record(engine, model)
+    monkeypatch.setattr(device_idle, "Graphs", lambda _, rehearsal: Recorder())
+    monkeypatch.setattr(device_idle, "_new_event", device.new_event)
+    with pytest.raises(ConfigError, match="rounds with draft passes .* set it to false"):
+        measure_idle(engine, [[20, 21]], "draft passes")
+    found = measure_idle(engine, [[30] * 20, [30] * 9], "copies", rounds=6)
+    assert (found.slots, found.kind, found.copied, found.replays) == (2, "copies", 1, 1)
+    assert found.rows == found.tokens == 2 * 16
+    found = measure_idle(engine, [[20, 21]], "no drafts", rounds=6)
+    assert (found.rows, found.tokens, found.copied, found.replays) == (1, 1, 0, 1)

@@ -95,9 +95,9 @@ def test_goals_say_what_was_met():
         tokens_kept=0.6,
     )  # fmt: skip
     hosts = [
-        RoundHost(slots=slots, rows=6, rounds=9, idle_us=160.0, idle_p99_us=900.0, step_us=999.0,
-                  torch_calls=4.0, copies=3.0, waits=2.0)
-        for slots in (1, 4, 9)
+        RoundHost(slots=slots, lookup=lookup, rows=6, rounds=9, idle_us=160.0,
+                  idle_p99_us=900.0, step_us=999.0, torch_calls=4.0, copies=3.0, waits=2.0)
+        for slots, lookup in ((1, False), (4, False), (9, False), (4, True))
     ]  # fmt: skip
     goals = {goal.name: goal for goal in goals_of(cells, overheads, stall, hosts)}
     assert {name: goal.is_met for name, goal in goals.items()} == {
@@ -110,6 +110,7 @@ def test_goals_say_what_was_met():
         "1 slots: host between recorded rounds, median us": False,
         "4 slots: host between recorded rounds, median us": True,
         "9 slots: host between recorded rounds, median us": None,
+        "4 slots: host between recorded rounds of copies, median us": True,
         "4 slots: scheduler, median us a round": True,
         "4 slots: scheduler, p99 us a round": False,
         "4 slots: step without the model, median us": None,

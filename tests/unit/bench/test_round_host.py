@@ -12,3 +12,11 @@ def test_a_round_with_drafts_is_one_copy_in_and_two_out(slots):
     assert got.copies == 3 and got.waits == 2
     assert got.torch_calls <= 6  # each costs microseconds that a device waits
     assert 0 < got.idle_us <= got.idle_p99_us and got.idle_us < got.step_us
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+def test_a_round_with_copies_needs_no_pass(slots):
+    got = measure_round_host(slots=slots, lookup=True, rounds=10)
+    assert (got.slots, got.rows, got.rounds) == (slots, 16, 10)
+    assert got.copies == 2 and got.waits == 1 and got.torch_calls <= 4
+    assert 0 < got.idle_us <= got.idle_p99_us and got.idle_us < got.step_us

@@ -48,10 +48,11 @@ def test_a_field_beyond_the_buffer_is_refused():
         fields.field(torch.float64, 8)
 
 
-def test_rows_that_are_fetched_arrive_and_no_others():
+@pytest.mark.parametrize("aside", [False, True])
+def test_rows_that_are_fetched_arrive_and_no_others(aside):
     landing = Landing(4, 2, CPU)
     landing.tensor.copy_(torch.arange(8).view(4, 2))
-    landing.fetch(3)
+    landing.fetch(3, aside=aside)
     landing.wait()
     assert landing.array.tolist() == [[0, 1], [2, 3], [4, 5], [0, 0]]
     landing.tensor.zero_()

@@ -191,6 +191,25 @@ def test_a_row_with_nothing_finite_left_is_an_error():
         chooser(presence_penalty=0.5).choose(row_V, 100)
 
 
+def test_tokens_that_a_device_chose_count_as_chosen_ones():
+    asked = {"temperature": 0.0, "in_reasoning": True}
+    row_V = np.zeros(V, np.float32)
+    row_V[END_THINK] = 1.0
+    for tokens in ([7, 8], [7, END_THINK, 9], [END_THINK]):
+        one, other = chooser(**asked), chooser(**asked)
+        for token in tokens:
+            row_V[:] = 0.0
+            row_V[token] = 1.0
+            assert one.choose(row_V, 100) == token
+        other.accept(tokens, 100)
+        assert (one._num_tokens, one._in_reasoning) == (other._num_tokens, other._in_reasoning)
+        with pytest.raises(FloatingPointError, match="position 102 hold no finite"):
+            other.accept([5, 6, -1], 100)
+        assert other._num_tokens == len(tokens) + 2
+        with pytest.raises(FloatingPointError, match="position 107 hold no finite"):
+            other.accept([-1], 107)
+
+
 def test_scores_are_of_the_row_as_it_came():
     one = chooser(**FIELDS["all"], logprobs=4)
     assert one.take_scores() == ()

@@ -16,10 +16,11 @@ def falling(rng, size):
     return np.cumprod(rng.uniform(0.2, 1.0, size)) * rng.uniform(2, 30)
 
 
+@pytest.mark.parametrize("windows", [1, 3])
 @pytest.mark.parametrize("seed", range(12))
-def test_rows_go_where_they_bring_most(seed):
+def test_rows_go_where_they_bring_most(seed, windows):
     rng = np.random.default_rng(seed)
-    gains = [falling(rng, size) for size in rng.integers(0, 5, 3)]
+    gains = [falling(rng, size) for size in rng.integers(0, 5, windows)]
     depths = share_rows(gains, LINE)
 
     def value(choice):
@@ -28,6 +29,13 @@ def test_rows_go_where_they_bring_most(seed):
 
     every = itertools.product(*(range(len(g) + 1) for g in gains))
     assert value(depths) == pytest.approx(max(map(value, every)))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_one_window_gets_what_it_gets_beside_one_that_wants_nothing(seed):
+    rng = np.random.default_rng(seed)
+    gains, nothing = falling(rng, 8), np.zeros(0)
+    assert share_rows([gains], LINE) == share_rows([gains, nothing], LINE)[:1]
 
 
 def test_a_step_in_the_costs_is_jumped_when_it_pays():
@@ -81,6 +89,11 @@ def test_surplus_is_the_mean_of_each_passs_best():
     after = pass_surplus([one, two], worth_us=[40, 40], line_us=line)
     assert after[0] == pytest.approx((first[0] + 60) / 2)
     assert after[1] == pytest.approx(first[1] / 2)
+    again = pass_surplus([two, one], worth_us=[40, 80], line_us=line)  # one of them anew
+    assert again[0] == after[1] and again[1] == pytest.approx((80 * 1.19 - 20 + 140) / 2)
+    assert pass_surplus([one], worth_us=[80], line_us=2 * line)[0] == pytest.approx(
+        (80 * 1.19 - 40 + 120) / 2
+    )
     for _ in range(8):
         two.observe(np.zeros(0), was_trial=False, paid=False)
     assert pass_surplus([two], worth_us=[40], line_us=line)[0] == pytest.approx(first[1] / 9)

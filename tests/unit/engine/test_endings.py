@@ -6,6 +6,7 @@ import itertools
 import pytest
 from tests.fake_model import FakeModel, ForcedDrafter, run_all
 
+from twinspark.engine.endings import Endings
 from twinspark.messages import Finished
 
 
@@ -205,3 +206,26 @@ def test_decode_tokens_are_those_after_the_first_round(make_engine, make_request
     once = dataclasses.replace(request.sampling, max_tokens=1)
     alone = run_all(make_engine(), [dataclasses.replace(request, sampling=once)])
     assert alone.last["r4"].stats.decode_tokens == 0
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"stop": ("ab",)}, {"loop_guard": "gentle"}, {"ignore_eos": True}]
+)
+@pytest.mark.parametrize("has_end", [False, True])
+def test_tokens_at_once_end_where_they_end_one_by_one(
+    settings, has_end, make_request, small_tokenizer
+):
+    request = make_request(0, **settings)
+    ids = [*small_tokenizer.encode_plain("a b c a"), *small_tokenizer.encode_plain("ab")] * 60
+    if has_end:
+        ids[7] = small_tokenizer.eos_id
+    for limit, size in itertools.product((1, 5, 8, 16, 300), (1, 3, 8, 300)):
+        single, many = (Endings(request, limit=limit, tokenizer=small_tokenizer) for _ in range(2))
+        wanted = next((n, end) for n, end in enumerate(map(single.feed, ids), 1) if end is not None)
+        num, ending = 0, None
+        while ending is None:
+            part = ids[num : num + size]
+            taken, ending = many.feed_all(part)
+            assert taken == len(part) or ending is not None
+            num += taken
+        assert (num, ending) == wanted

@@ -105,3 +105,17 @@ def test_a_million_tokens_stay_small_and_grow_rarely(monkeypatch):
         index.extend([token])
     assert sizes == [2 << 20]
     assert index.num_bytes <= 32 * len(ids)
+
+
+@pytest.mark.parametrize("alphabet", [2, 9])
+def test_what_is_taken_back_leaves_no_trace(alphabet):
+    rng = random.Random(alphabet)
+    ids = [rng.randrange(alphabet) for _ in range(1500)]
+    index, length = SuffixIndex(), 0
+    while length < len(ids):
+        added, wrong = rng.randrange(1, 17), rng.randrange(40)  # few are added one by one
+        index.extend([*ids[length : length + added], *(rng.randrange(alphabet),) * wrong])
+        length = min(length + added, len(ids))
+        index.cut(length)
+        assert len(index) == length
+        assert found(index, 15) == found(SuffixIndex(ids[:length]), 15)

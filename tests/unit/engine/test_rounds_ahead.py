@@ -8,7 +8,7 @@ from tests.property.test_drafting import END, new_engine
 from tests.recorded_model import RecordedModel, record
 
 from twinspark.engine.cost_probe import CostProbe
-from twinspark.messages import GenerateRequest, Sampling
+from twinspark.messages import Failed, GenerateRequest, Sampling, TokenDelta
 
 PLAIN = {"lookup": False, "priced_drafts": False}
 
@@ -138,6 +138,28 @@ def test_tokens_are_delivered_before_drafts_are_waited_for():
     assert replies.summary("b") == alone(ask("b", first=60))
 
 
+def test_tokens_leave_beside_the_pass_that_follows_and_only_then():
+    """A pass need not wait for the copy; where none follows nothing is to be spared."""
+    engine, recorder = recorded(slots=2)
+    rounds, asides = engine._runner._rounds, []
+    fetch = rounds._chosen.fetch
+
+    def spy(count, *, aside=False):
+        asides.append(aside)
+        fetch(count, aside=aside)
+
+    rounds._chosen.fetch = spy
+    requests = [ask("a"), ask("b", first=60)]
+    replies = run_all(engine, requests)
+    assert all(replies.summary(r.request_id) == alone(r) for r in requests)
+    assert asides.count(True) == recorder.replays["_draft_followers"] > 3
+    engine, _ = recorded(slots=1, draft=False)
+    asides.clear()
+    engine._runner._rounds._chosen.fetch = spy
+    run_all(engine, [ask("a")])
+    assert asides and not any(asides)
+
+
 def test_prices_are_measured_where_tokens_are_chosen():
     """On a device, not by logits that the host picks from."""
     engine, recorder = recorded(slots=2, priced_drafts=True)
@@ -150,3 +172,56 @@ def test_prices_are_measured_where_tokens_are_chosen():
     assert costs.verify_us(6, 1) > 0 and costs.passes(2)[-1] > 0
     assert recorder.replays["_decode"] > 4 and recorder.replays["_draft_given"] >= 4
     assert "_draft_blocks" not in recorder.replays
+
+
+def delivered(engine, request, order):
+    """Run a request; what was delivered, with a note in `order` each time."""
+    engine.submit(request)
+    replies = Replies()
+
+    def deliver(events):
+        order.append("deliver")
+        replies.take(events)
+
+    while engine.has_work:
+        replies.take(engine.step(deliver))
+    return replies
+
+
+@pytest.mark.parametrize("changes", [{"lookup": True}, {"draft": False}], ids=["copies", "none"])
+def test_without_a_pass_tokens_are_delivered_while_the_next_round_runs(changes):
+    model = RecordedModel(end_id=END, end_bias=99.0)  # one token for ever
+    engine = new_engine(model, slots=1, **{**PLAIN, **changes})
+    record(engine, model)
+    order, rounds = [], engine._runner._rounds
+    run, tokens = rounds.run, rounds.tokens
+    rounds.run = lambda *args: (order.append("launch"), run(*args))[1]
+    rounds.tokens = lambda num: (order.append("wait"), tokens(num))[1]
+    request = dataclasses.replace(ask("a", max_tokens=80), prompt_ids=(END,) * 12)
+    found = delivered(engine, request, order)
+    other = FakeModel(end_id=END, end_bias=99.0)
+    assert found.summary("a") == run_all(new_engine(other, slots=1), [request]).summary("a")
+    at = [n for n, what in enumerate(order) if what == "wait"]
+    assert len(at) > 3 and order[-1] == "deliver"
+    assert all(order[n - 2 : n] == ["launch", "deliver"] for n in at[2:])
+
+
+def test_tokens_that_wait_for_a_round_that_fails_are_not_lost():
+    model = RecordedModel(end_id=END, end_bias=4.0)
+    engine = new_engine(model, slots=1, draft=False)
+    record(engine, model)
+    rounds, found = engine._runner._rounds, Replies()
+    engine.submit(ask("a"))
+    for _ in range(5):
+        found.take(engine.step(found.take))
+    assert engine._undelivered
+
+    def fails(*_):
+        raise RuntimeError("the device is on fire")
+
+    rounds.run = fails
+    with pytest.raises(RuntimeError, match="on fire"):
+        engine.step(found.take)
+    events = engine.fail_all("it broke")
+    assert [type(event) for event in events] == [TokenDelta, Failed]
+    assert not engine.has_work

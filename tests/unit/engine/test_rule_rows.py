@@ -1,4 +1,4 @@
-"""Rules written in place are those that are made anew, and are written when they change."""
+"""Rules written in place are those that are made anew, and only rows that change are written."""
 
 import torch
 
@@ -31,12 +31,13 @@ def made(rules):
     )
 
 
-def test_rows_hold_the_numbers_of_their_rules_and_the_rest_is_greedy():
+def test_rows_hold_the_numbers_of_their_rules_and_the_rest_what_it_held():
     rows, part = new_rows()
     for ruled, wanted in (
         ([(A, 2), (None, 1), (B, 3)], [A, A, GREEDY, B, B, B, GREEDY, GREEDY]),
-        ([(B, 1)], [B] + [GREEDY] * 7),
+        ([(B, 1)], [B, A, GREEDY, B, B, B, GREEDY, GREEDY]),
         ([(B, 1), (A, 7)], [B] + [A] * 7),
+        ([(None, 8)], [GREEDY] * 8),
         ([], [GREEDY] * 8),
     ):
         rows.write(ruled)
@@ -53,6 +54,18 @@ def test_rules_are_written_only_when_they_change():
     for ruled in ([(A, 2), (B, 1)], [(A, 2), (B, 1)], [(same, 2), (B, 1)]):
         rows.write(ruled)
     assert rows.writes == 1
-    rows.write([(A, 1), (B, 1)])
+    rows.write([(A, 1), (B, 1)])  # a window has become shorter
+    assert rows.writes == 2
+    rows.write([(A, 1)])
+    rows.write([(A, 1), (B, 1)])  # and is as long as it was
+    assert rows.writes == 2
     rows.write([(B, 1), (A, 1)])
     assert rows.writes == 3
+
+
+def test_greedy_rules_are_one_whoever_asks():
+    rows, _ = new_rows()
+    greedy = [ChoiceRule(**{**vars(B), "temperature": 0.0, "seed": seed}) for seed in (1, 2)]
+    rows.write([(greedy[0], 3), (greedy[1], 2)])
+    rows.write([(greedy[1], 1), (None, 4), (greedy[0], 1)])
+    assert rows.writes == 0
