@@ -1,7 +1,6 @@
 """The index search over pages: the reference on the CPU; on a GPU the same choices, bit for bit."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -9,22 +8,17 @@ from tests.kernels.index_data import WIDTH, Search, random_search
 
 from twinspark.errors import KernelUnsupported
 from twinspark.kernels.cuda.compile import ARCHITECTURES, compile_cubin
-from twinspark.kernels.cuda.launch import capability
-from twinspark.kernels.index import KeyPages, Wanted, cuda
+from twinspark.kernels.index import KeyPages, Wanted
 from twinspark.kernels.index.cuda import (
-    MANY_ROWS,
-    MANY_SCORES_SOURCE,
     QUERIES_SOURCE,
     SCORES_SOURCE,
     SELECT_SHARED,
     SELECT_SOURCE,
-    many_scores_shared,
     row_pitch,
     rows_at_once,
     scores_defines,
     scores_shared,
     takes_all,
-    takes_many,
 )
 from twinspark.kernels.index.reference import run_scores
 from twinspark.kernels.index_search import Search as Wholesale
@@ -53,29 +47,11 @@ def test_kernels_compile(heads: int, packed: bool, arch: str) -> None:
         assert NAMES[source.stem] in cubin
 
 
-@pytest.mark.parametrize("heads", [2, 10, 18, 32])  # an instruction of its own for each
-def test_scores_of_many_rows_compile(heads: int) -> None:
-    cubin = compile_cubin(MANY_SCORES_SOURCE, arch="sm_90a", defines={"HEADS": heads})
-    assert b"index_scores_many" in cubin
-
-
 def test_blocks_fit_their_devices() -> None:
     for packed in (True, False):
         for gathered in (True, False):
             assert scores_shared(32, packed=packed, gathered=gathered) <= min(SHARED.values())
-    assert 5 * (many_scores_shared(32) + 1024 + 192) <= 233472  # what an H200's multiprocessor has
     assert SELECT_SHARED[1] <= SHARED["sm_90a"] and SELECT_SHARED[0] <= SHARED["sm_121"]
-
-
-def test_who_scores_what() -> None:
-    wanted = Wanted(k=512, max_entries=1 << 15)
-    inside = replace(wanted, candidates_TB=torch.zeros(MANY_ROWS, 8, dtype=torch.int32))
-    assert takes_many(MANY_ROWS, wanted, (9, 0), packed=True)
-    assert takes_many(rows_at_once(wanted, 1 << 15), wanted, (9, 0), packed=True)
-    assert not takes_many(MANY_ROWS - 1, wanted, (9, 0), packed=True)
-    assert not takes_many(MANY_ROWS, wanted, (9, 0), packed=False)
-    assert not takes_many(MANY_ROWS, wanted, (12, 1), packed=True)
-    assert not takes_many(MANY_ROWS, inside, (9, 0), packed=True)
 
 
 def test_scratch_is_bounded() -> None:
@@ -238,53 +214,12 @@ def test_cuda_chooses_what_the_reference_does(case: str, kind: str, packed: bool
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", list(CASES))
-@pytest.mark.parametrize("spread", [0, 6])
-def test_scores_of_many_rows_have_the_same_bits(
-    case: str, spread: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if capability(0) != (9, 0):
-        pytest.skip("only compute capability 9.0 has a body for many rows")
-    rows, entries, heads, slots, page_rows, k, size, blocks = CASES[case]
-    data = random_search(
-        rows=rows, entries=entries, heads=heads, slots=slots, page_rows=page_rows, spread=spread
-    ).at("cuda")
-    wanted = Wanted(k=k, max_entries=entries, block_size=size, top_blocks=blocks)
-    found = []
-    for many in (MANY_ROWS, 1):
-        monkeypatch.setattr(cuda, "MANY_ROWS", many)
-        found.append(scores_of(data, wanted, monkeypatch))
-    for one, other in zip(*found, strict=True):
-        assert torch.equal(one, other)
-
-
-def scores_of(
-    data: Search, wanted: Wanted, monkeypatch: pytest.MonkeyPatch
-) -> tuple[torch.Tensor, ...]:
-    """What a search leaves in memory: scores, the largest of each tile and of each block."""
-    kept: list[torch.Tensor] = []
-    score = cuda._score
-
-    def keep(*args: Any) -> None:
-        for values in args[-1]:
-            values.fill_(-7)
-        score(*args)
-        kept.extend(args[-1])
-
-    with monkeypatch.context() as patch:
-        patch.setattr(cuda, "_score", keep)
-        data.select(wanted, "cuda")
-    assert len(kept) == 3 and not (kept[0] == -7).all()
-    return tuple(kept)
-
-
-@pytest.mark.gpu
 def test_many_rows_are_what_they_are_alone() -> None:
-    data = random_search(rows=MANY_ROWS + 44, entries=3000, slots=3, seed=6, spread=6).at("cuda")
+    data = random_search(rows=300, entries=3000, slots=3, seed=6, spread=6).at("cuda")
     wanted = Wanted(k=512, max_entries=3000, block_size=8, top_blocks=300)
     together = data.select(wanted, "cuda")
     assert together.blocks_TB is not None
-    for first in range(0, MANY_ROWS + 44, 60):
+    for first in range(0, 300, 60):
         part = slice(first, first + 60)
         few = data.rows(part).select(wanted, "cuda")
         assert few.blocks_TB is not None

@@ -10,7 +10,7 @@ typedef unsigned long long u64;
 typedef unsigned short u16;
 
 #define WIDTH 128          // values of a query head or key
-#define TILE 64            // entries a warp scores at once, or a block of many rows
+#define TILE 64            // entries a warp scores at once
 #define ROW_TILE 8         // rows whose queries a block holds
 #define MOST_SHIFT 3       // 12 << 3 is the largest multiple of 12 * 2^s that fits a signed byte
 #define DEAD 0x40          // shift that leaves nothing

@@ -2,8 +2,8 @@
 
 A score's bits depend on its query and key only, a choice on its row's scores; nothing here waits
 for the device. Memory that grows with rows times entries stays within `Wanted.scratch_bytes`.
-Arithmetic is in queries.cu, scores.cu, scores_many.cu and select.cu. Letters: T rows, N index
-heads, P rotated pairs, K chosen entries, B candidate blocks. Read next: `kernels/cuda/launch.py`.
+Arithmetic is in queries.cu, scores.cu and select.cu. Letters: T rows, N index heads, P rotated
+pairs, K chosen entries, B candidate blocks. Read next: `kernels/cuda/launch.py`.
 """
 
 import struct
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from twinspark.kernels.cuda.launch import (
     CudaModule,
-    capability,
     num_processors,
     shared_bytes,
     why_not_launch,
@@ -25,7 +24,6 @@ from twinspark.kernels.index.pages import KeyPages, Selected, Wanted
 
 QUERIES_SOURCE = Path(__file__).with_name("queries.cu")
 SCORES_SOURCE = Path(__file__).with_name("scores.cu")
-MANY_SCORES_SOURCE = Path(__file__).with_name("scores_many.cu")
 SELECT_SOURCE = Path(__file__).with_name("select.cu")
 WIDTH = 128
 _TILE = 64  # entries; as TILE in common.cuh
@@ -37,15 +35,6 @@ SELECT_SHARED = (128 + 8 * 4096 + 4 * 2048, 128 + 8 * 4096 + 4 * 2048 + 4 * 1024
 
 _WARPS = 4
 _RESIDENT = 4  # blocks of scores.cu on a multiprocessor
-_MANY_RESIDENT = 5  # blocks of scores_many.cu
-
-MANY_ROWS = 256
-"""Rows scored together from which scores_many.cu takes them.
-
-On an H200, 2,048 rows of 32K packed keys (504 at once) took 4,668 us before it and the choice of
-today, 2,816 with both. 1 to 24 rows of 128K to 1M keys were 2 to 10 % slower with it, 6 rows with
-candidate blocks up to 15 %. Counts in between and keys in bf16 were not measured.
-"""
 
 
 @dataclass(frozen=True)
@@ -147,19 +136,6 @@ def rows_at_once(wanted: Wanted, pitch: int) -> int:
     return rows if rows < 8 else rows // 8 * 8
 
 
-def takes_many(num: int, wanted: Wanted, device: tuple[int, int], *, packed: bool) -> bool:
-    """Whether scores_many.cu scores a group of rows; the bits are the same.
-
-    Args:
-        num: rows of the group.
-        wanted: what is chosen.
-        device: compute capability.
-        packed: the keys' pages are.
-    """
-    together = packed and wanted.candidates_TB is None
-    return num >= MANY_ROWS and together and device == (9, 0)
-
-
 def scores_defines(heads: int, *, packed: bool, gathered: bool) -> dict[str, int]:
     """Macros of scores.cu."""
     return {"HEADS": heads, "PACKED": int(packed), "GATHERED": int(gathered)}
@@ -169,11 +145,6 @@ def scores_shared(heads: int, *, packed: bool, gathered: bool) -> int:
     """Bytes of shared memory of a block of scores.cu: its queries, then what its warps read."""
     stage = _TILE * ((64 if packed else 0) + 12)
     return (1 if gathered else _ROW_TILE) * _query_bytes(heads) + _WARPS * stage
-
-
-def many_scores_shared(heads: int) -> int:
-    """Bytes of shared memory of a block of scores_many.cu: two tiles of keys, then its queries."""
-    return 2 * _TILE * 68 + _TILE * 8 + _ROW_TILE * _query_bytes(heads)
 
 
 def _query_bytes(heads: int) -> int:
@@ -245,25 +216,20 @@ def _score(
             tiles, tiles[num:], num, rows.cos_TP.shape[1], scale,
         ),
     )  # fmt: skip
-    queries = (numbers, weights, below, tiles, tiles[num:], rows.visible_T, rows.slots_T)
-    sizes = (page_table.shape[1], keys.page_rows, keys.data.shape[1], pitch, wanted.max_entries)
-    blocks = (wanted.block_size.bit_length() - 1, int(out[2] is not None))
-    args = (*queries, keys.data, page_table, *out, *sizes, *blocks)
-    if takes_many(num, wanted, capability(index), packed=keys.packed):
-        module = _module(MANY_SCORES_SOURCE, index, (("HEADS", heads),))
-        grid = min(num * pitch // _TILE, _MANY_RESIDENT * num_processors(index))
-        shared = many_scores_shared(heads)
-        module.launch("index_scores_many", (grid, 1, 1), 32 * _WARPS, args, shared=shared)
-        return
     gathered = rows.candidates_TB is not None
     defines = scores_defines(heads, packed=keys.packed, gathered=gathered)
     module = _module(SCORES_SOURCE, index, tuple(defines.items()))
-    grid = min(num * -(-pitch // (_TILE * _WARPS)), _RESIDENT * num_processors(index))
-    candidates = -1 if rows.candidates_TB is None else rows.candidates_TB.shape[1]
+    most_blocks = num * -(-pitch // (_TILE * _WARPS))
     module.launch(
         "index_scores",
-        (grid, 1, 1),
+        (min(most_blocks, _RESIDENT * num_processors(index)), 1, 1),
         32 * _WARPS,
-        (*args, num, rows.candidates_TB, candidates),
+        (
+            numbers, weights, below, tiles, tiles[num:], rows.visible_T, rows.slots_T, keys.data,
+            page_table, rows.candidates_TB, *out, num, page_table.shape[1], keys.page_rows,
+            keys.data.shape[1], pitch, wanted.max_entries,
+            rows.candidates_TB.shape[1] if rows.candidates_TB is not None else -1,
+            wanted.block_size.bit_length() - 1, int(out[2] is not None),
+        ),
         shared=scores_shared(heads, packed=keys.packed, gathered=gathered),
-    )
+    )  # fmt: skip

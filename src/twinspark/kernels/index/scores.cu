@@ -1,5 +1,4 @@
-// Scores of entries: sum over heads of weight * relu(query . key), in fp32. Any rows on any device; many
-// rows on compute capability 9.0 go to scores_many.cu, with the same bits.
+// Scores of entries: sum over heads of weight * relu(query . key), in fp32.
 //
 // A warp takes 64 keys as the first operand of int8 matrix instructions and eight heads of a row as the
 // second. Products are whole numbers, so neither the instruction nor the number of rows changes a bit. Heads
@@ -8,8 +7,9 @@
 // Macros: HEADS, even, up to 32; PACKED 1 for keys of rule B, 0 for bf16 values on its grid; GATHERED
 // 1 when every row has its own candidate blocks.
 #include "common.cuh"
-#include "keys.cuh"
 
+#define TURNS ((HEADS + 7) / 8)  // of eight heads
+#define RUN (2 * TURNS)
 #define WARPS 4
 #define HELD (GATHERED ? 1 : ROW_TILE)
 
@@ -18,6 +18,36 @@ struct Query {  // of one row, in shared memory
   float4 weights[TURNS][4];              // weight and -MAGIC * weight of a run's even, then its odd head
   uint2 below[TURNS][4];
 };
+struct Keys { const unsigned char* data; const int* table; int page_rows, page_shift, page_bytes; };
+
+__device__ __forceinline__ u32 smem_address(const void* p) {
+  u32 a;
+  asm("{ .reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t; }" : "=r"(a) : "l"(p));
+  return a;
+}
+__device__ __forceinline__ void copy16(u32 to, const void* from, bool is_here) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_here ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void copy4(u32 to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void copies_done() {
+  asm volatile("cp.async.commit_group;\n cp.async.wait_group 0;" ::: "memory");
+}
+__device__ __forceinline__ u32 permute(u32 low, u32 high, u32 selector) {  // bit 3 of a nibble: its byte's sign
+  u32 d;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(low), "r"(high), "r"(selector));
+  return d;
+}
+__device__ __forceinline__ u32 shifted(u32 v, u32 by) {  // by 32 and more: nothing is left
+  u32 d;
+  asm("shl.b32 %0, %1, %2;" : "=r"(d) : "r"(v), "r"(by));
+  return d;
+}
+// Bytes of `low` minus bytes of `high`; in no place are both more than nothing.
+__device__ __forceinline__ u32 difference(u32 low, u32 high) {
+  return ((low | 0x80808080u) - high) ^ 0x80808080u;
+}
 __device__ __forceinline__ void multiply(int c[4], const u32 a[4], u32 b0, u32 b1) {
   asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
@@ -26,6 +56,13 @@ __device__ __forceinline__ void multiply(int c[4], const u32 a[4], u32 b0, u32 b
 
 // ---- keys
 
+// Where a key lies, or null when it is not here.
+__device__ __forceinline__ const unsigned char* page_of(const Keys& keys, int slot_first, int entry, int* row) {
+  const int logical = keys.page_shift >= 0 ? entry >> keys.page_shift : entry / keys.page_rows;
+  const int page = keys.table[slot_first + logical];
+  *row = entry - logical * keys.page_rows;
+  return page < 0 ? nullptr : keys.data + (u64)page * keys.page_bytes;
+}
 struct Source {  // the positions of a pass
   int slot_first;         // the slot's place in the page table
   int limit, seen;        // positions, and entries that the row sees
@@ -116,8 +153,10 @@ __device__ __forceinline__ void decode(Fragments a, const Stage* stage) {
       const u32 shifts = stage->scales[key];
 #pragma unroll
       for (int j = 0; j < 4; j++) {
-        const u32 x = stage->values[key][((j ^ ((g >> 1) & 3)) << 2) + q];
-        numbers_of_packed(x, (shifts >> (8 * j)) & 255, &a[m][j][half], &a[m][j][2 + half]);
+        const u32 x = stage->values[key][((j ^ ((g >> 1) & 3)) << 2) + q], by = (shifts >> (8 * j)) & 255;
+        const u32 low = shifted(0x03020100u, by), high = shifted(0x0C080604u, by), turned = x ^ 0x88888888u;
+        a[m][j][half] = difference(permute(low, high, x), permute(low, high, turned));
+        a[m][j][2 + half] = difference(permute(low, high, x >> 16), permute(low, high, turned >> 16));
       }
     }
 }
@@ -247,6 +286,12 @@ __device__ __forceinline__ void score(Sums sums, const Fragments a, const Query&
     }
 }
 
+struct Outputs {
+  float *scores, *tile_max, *block_max;
+  int pitch, block_shift;  // block_shift below 0: no blocks wanted
+};
+__device__ __forceinline__ float larger(float a, int lanes) { return fmaxf(a, __shfl_xor_sync(0xffffffffu, a, lanes)); }
+
 // A row's scores, two keys a lane, and the largest of the tile and of each block.
 __device__ __forceinline__ void store(const Sums sums, const Stage* stage, const Outputs& out, int row, int visible, int tile) {
   const int lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
@@ -300,10 +345,12 @@ __device__ __forceinline__ void load_query(
 // the keys that one of a tile's rows sees over the warps of its blocks. scores [T][pitch], tile_max
 // [T][pitch / 64], block_max [T][pitch >> block_shift]. Shared memory: Query[HELD], Stage[WARPS].
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 4) index_scores(
-    const signed char* numbers, const float2* weights, const u32* below, const int2* tiles, const int* num_tiles,
-    const int* visible, const int* slots, const unsigned char* key_data, const int* table, float* scores,
-    float* tile_max, float* block_max, int slot_pages, int page_rows, int page_bytes, int pitch, int most,
-    int block_shift, int wants_blocks, int rows, const int* candidates, int num_candidates) {
+    const signed char* numbers, const float2* weights, const u32* below,
+    const int2* tiles, const int* num_tiles, const int* visible,
+    const int* slots, const unsigned char* key_data, const int* table,
+    const int* candidates, float* scores, float* tile_max,
+    float* block_max, int rows, int slot_pages, int page_rows, int page_bytes, int pitch, int most,
+    int num_candidates, int block_shift, int wants_blocks) {
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ u32 spread[HELD];
   __shared__ int visibles[HELD];
