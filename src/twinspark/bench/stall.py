@@ -47,36 +47,69 @@ class Stall:
 
 
 class _Watch:
-    """When tokens of each stream came."""
+    """When tokens of each stream came; a stream whose context is full begins again."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, prompts: Sequence[Sequence[int]]) -> None:
         self._engine = engine
-        self.came_s: dict[str, list[float]] = {}
+        self._prompts = dict(enumerate(prompts))
+        self._runs = dict.fromkeys(self._prompts, 0)
+        # of every stream, the times of each of its runs
+        self._came_s: dict[int, list[list[float]]] = {}
         self.tokens = 0
+        for stream in self._prompts:
+            self._submit(stream)
+
+    @property
+    def streams(self) -> int:
+        """Streams that have had a token."""
+        return len(self._came_s)
 
     def begin(self) -> None:
         """Forget all but each stream's newest round."""
-        self.came_s = {name: times[-1:] for name, times in self.came_s.items()}
+        self._came_s = {stream: [runs[-1][-1:]] for stream, runs in self._came_s.items()}
         self.tokens = 0
 
     def step(self) -> bool:
         """Run a round; whether the long prompt has its token now."""
         events = self._engine.step()
         now = perf_counter()
+        is_over = False
         for event in events:
             assert not isinstance(event, Failed), event
-            if isinstance(event, TokenDelta) and event.request_id != LONG:
-                self.came_s.setdefault(event.request_id, []).append(now)
+            if event.request_id == LONG:
+                is_over |= isinstance(event, Finished)
+                continue
+            stream = int(event.request_id.split()[0])
+            if isinstance(event, TokenDelta):
+                self._came_s.setdefault(stream, [[]])[-1].append(now)
                 self.tokens += len(event.token_ids)
-        ended = {event.request_id for event in events if isinstance(event, Finished)}
-        assert ended <= {LONG}, "a stream of the bench ended early"
-        return bool(ended)
+            if isinstance(event, Finished):
+                self._came_s[stream].append([])
+                self._runs[stream] += 1
+                self._submit(stream)
+        return is_over
 
     def gaps_ms(self) -> list[list[float]]:
-        """Of each stream, by name."""
+        """Of each stream, in order."""
         return [
-            [1000 * (b - a) for a, b in pairwise(times)] for _, times in sorted(self.came_s.items())
+            [1000 * (b - a) for times in runs for a, b in pairwise(times)]
+            for _, runs in sorted(self._came_s.items())
         ]
+
+    def stop(self) -> None:
+        """End the streams."""
+        for stream in self._prompts:
+            self._engine.cancel(self._name(stream))
+        while self._engine.has_work:
+            self._engine.step()
+
+    def _name(self, stream: int) -> str:
+        return f"{stream} {self._runs[stream]}"
+
+    def _submit(self, stream: int) -> None:
+        seed = stream + len(self._prompts) * self._runs[stream]
+        rule = Sampling(temperature=0.8, seed=seed, ignore_eos=True)
+        _submit(self._engine, self._name(stream), self._prompts[stream], rule)
 
 
 def measure_stall(
@@ -96,11 +129,8 @@ def measure_stall(
         solo_rounds: rounds before it.
         on_round: called after every round.
     """
-    watch = _Watch(engine)
-    for number, ids in enumerate(prompts):
-        rule = Sampling(temperature=0.8, seed=number, ignore_eos=True)
-        _submit(engine, str(number), ids, rule)
-    while len(watch.came_s) < len(prompts):
+    watch = _Watch(engine, prompts)
+    while watch.streams < len(prompts):
         watch.step()
         on_round()
     watch.begin()
@@ -120,10 +150,7 @@ def measure_stall(
     while not watch.step():
         on_round()
     beside, beside_s = watch.gaps_ms(), perf_counter() - began
-    for number in range(len(prompts)):
-        engine.cancel(str(number))
-    while engine.has_work:
-        engine.step()
+    watch.stop()
     medians = [statistics.median(gaps) for gaps in solo]
     longest = [max(gaps) for gaps in beside]
     return Stall(

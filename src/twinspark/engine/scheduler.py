@@ -329,7 +329,7 @@ class Scheduler:
     def _pieces(
         self, prompts: list[Session], num_windows: int, now_s: float
     ) -> tuple[PlannedRows, ...]:
-        if not prompts or self._pace.wants_anchor(num_windows):
+        if not prompts or self._pace.wants_decoding(num_windows):
             return ()
         prompts.sort(key=lambda s: s.arrived_s)
         most = self._config.prefill_chunk

@@ -70,6 +70,18 @@ def test_a_stall_is_measured_beside_the_prompt_and_leaves_nothing_open(small_tok
     engine.check_integrity()
 
 
+def test_streams_whose_context_is_full_begin_again(small_tokenizer):
+    engine = Engine(FakeModel(), small_tokenizer, EngineConfig(max_context_tokens=1024))
+    started, submit = [], engine.submit
+    engine.submit = lambda request: (started.append(request), submit(request))
+    got = measure_stall(
+        engine, [[300] * 990, [302] * 990], prompt_tokens=1000, solo_rounds=4
+    )  # 33 tokens of room, and 31 pieces
+    assert len(started) > 3 and len({request.sampling.seed for request in started}) > 2
+    assert got.longest_rounds > 0 and not engine.has_work
+    engine.check_integrity()
+
+
 def cell(text, streams, drafts, rate):
     return bench.Cell(
         text=text, streams=streams, drafts=drafts, tokens=1, seconds=1.0, tokens_per_s=rate,

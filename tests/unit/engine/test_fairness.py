@@ -73,11 +73,11 @@ def test_nothing_decoding_takes_all_rows():
 
 def test_before_anything_is_known_few_rows_run_and_decoding_is_measured():
     pace = Pace(fair_share=0.5)
-    assert pace.units_beside(2) == 0.0 and not pace.wants_anchor(2)
+    assert pace.units_beside(2) == 0.0 and not pace.wants_decoding(2)
     pace.observe_round(1.0, num_windows=2, units=8)
-    assert pace.wants_anchor(2), "what decoding alone takes is not known"
+    assert pace.wants_decoding(2), "what decoding alone takes is not known"
     pace.observe_round(0.2, num_windows=2, units=0)
-    assert not pace.wants_anchor(2)
+    assert not pace.wants_decoding(2)
     pace.observe_round(0.4, num_windows=2, units=10)
     assert pace.unit_s == pytest.approx(0.02)
 
@@ -95,9 +95,9 @@ def test_decoding_is_measured_again_now_and_then():
     pace = Pace(fair_share=0.5)
     pace.observe_round(0.03, num_windows=1, units=0)
     for _ in range(ANCHOR_ROUNDS):
-        assert not pace.wants_anchor(1)
+        assert not pace.wants_decoding(1)
         pace.observe_round(0.05, num_windows=1, units=20)
-    assert pace.wants_anchor(1) and not pace.wants_anchor(0)
+    assert pace.wants_decoding(1) and not pace.wants_decoding(0)
 
 
 def test_rounds_are_known_by_their_number_of_windows():
@@ -194,7 +194,7 @@ def test_a_long_prompt_goes_on_under_a_stream_of_short_ones(make_engine):
     engine.submit(stream("talk", 2, 900))
     engine.submit(stream("long", 400, 1))
     replies, number = Replies(), 0
-    for _ in range(150):
+    for _ in range(1500):  # eight rows take as long as eight rounds, which come between
         if engine.status.waiting == 0:
             engine.submit(stream(f"s{number}", 20, 1, first=30 + number % 50))
             number += 1
@@ -213,3 +213,61 @@ def test_one_slow_round_is_not_taken_for_the_usual_one():
     assert pace.units_beside(1) < 2 * usual
     pace.observe_round(0.30, num_windows=1, units=30)
     assert pace.units_beside(1) < usual, "a slow prompt round counts at once"
+
+
+class LaunchedModel(TimedModel):
+    """A forward with prompt rows takes `piece_s` however few they are, as launched kernels do."""
+
+    def __init__(self, *, row_s, piece_row_s, piece_s):
+        super().__init__(row_s=row_s, piece_row_s=piece_row_s)
+        self._piece_s = piece_s
+
+    def forward(self, step, caches):
+        if any(span.prompt_end is not None for span in step.spans):
+            self.now_s += self._piece_s
+        return super().forward(step, caches)
+
+
+@pytest.mark.parametrize(("row_s", "piece_row_s", "piece_s"), [
+    (0.0005, 0.00005, 0.025), (0.005, 0.0001, 0.03), (0.001, 0.001, 0.02),
+])  # fmt: skip
+def test_pieces_that_are_never_short_are_large_and_seldom(make_engine, row_s, piece_row_s, piece_s):
+    """A prompt gets on and streams keep their half, though one row takes as long as many rounds."""
+    model = LaunchedModel(row_s=row_s, piece_row_s=piece_row_s, piece_s=piece_s)
+    engine = make_engine(
+        model=model, clock=model.clock, prefill_chunk=512, max_context_tokens=4096, lookup=False
+    )
+    for n in range(3):
+        engine.submit(stream(f"s{n}", 5, 3900, first=20 + n))
+    replies = Replies()
+    for _ in range(20):
+        replies.take(engine.step())
+    began_s, before = model.now_s, sum(len(t) for t in replies.tokens.values())
+    engine.submit(stream("long", 3000, 1))
+    gaps = []
+    while "long" not in replies.last:
+        start_s = model.now_s
+        replies.take(engine.step())
+        gaps.append(model.now_s - start_s)
+    took_s = model.now_s - began_s
+    tokens = sum(len(t) for t in replies.tokens.values()) - before
+    kept = tokens * row_s / took_s
+    work_s = 3000 * piece_row_s  # more than it is: half of most rows' layers
+    assert 0.35 < kept < 0.75, "streams keep about their half"
+    assert took_s < 5 * work_s + 20 * piece_s
+    assert max(gaps) < 3 * piece_s + 2 * 3 * row_s
+
+
+def test_what_any_piece_takes_is_told_from_its_rows():
+    pace = Pace(fair_share=0.5)
+    pace.observe_round(0.002, num_windows=1, units=0)
+    for _ in range(12):
+        units = max(pace.units_beside(1), 8)
+        pace.observe_round(0.002 + 0.030 + 0.0001 * units, num_windows=1, units=units)
+    assert pace.units_beside(1) == pytest.approx(300, rel=0.1)
+    assert pace.wants_decoding(1)
+    rounds = 0
+    while pace.wants_decoding(1):
+        pace.observe_round(0.002, num_windows=1, units=0)
+        rounds += 1
+    assert rounds * 0.002 >= 0.055, "decoding takes as long as the pieces did"
