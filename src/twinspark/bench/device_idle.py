@@ -19,7 +19,14 @@ from torch import Tensor
 from twinspark.engine.core import Engine
 from twinspark.engine.recording import Graphs, Recorded, Recorder, Recordings, Work
 from twinspark.errors import ConfigError
-from twinspark.messages import EngineStatus, GenerateRequest, Sampling
+from twinspark.messages import (
+    EngineStatus,
+    Failed,
+    Finished,
+    GenerateRequest,
+    Sampling,
+    TokenDelta,
+)
 
 WARM_UP_ROUNDS = 12
 _REPEATS = 7
@@ -215,8 +222,7 @@ def measure_idle(
             engine.submit(
                 GenerateRequest(request_id=name, prompt_ids=tuple(ids), sampling=rule, reuse=False)
             )
-        for _ in range(WARM_UP_ROUNDS):
-            engine.step()
+        _warm_up(engine, names)
         before = engine.status
         for _ in range(rounds):
             timed.begin_round()
@@ -236,6 +242,19 @@ def measure_idle(
     if not intervals:
         raise ConfigError("something was recorded in every round; ask for more rounds")
     return _summary(intervals, made_us, kind, before, after)
+
+
+def _warm_up(engine: Engine, names: Sequence[str]) -> None:
+    """Run rounds until every request decodes, and some more."""
+    waiting = set(names)
+    while waiting:
+        for event in engine.step():
+            if isinstance(event, Failed | Finished):
+                raise ConfigError(f"request {event.request_id} ended before it was measured")
+            if isinstance(event, TokenDelta):
+                waiting.discard(event.request_id)
+    for _ in range(WARM_UP_ROUNDS):
+        engine.step()
 
 
 def _summary(
