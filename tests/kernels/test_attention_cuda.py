@@ -77,15 +77,17 @@ def test_plans_fit_the_device(shape: tuple[int, int, int, int, int], device: Dev
         spread = plan(work, device)
         assert why_not(spread, work, device) is None
         assert shared_of(spread, size) <= shared_asked(spread, work, device) < device.shared
-        many = queries > 64 or (device.wgmma and size == 512 and queries * -(-heads // 32) >= 48)
-        assert (spread.kind == "split") == (not many)
+        assert (spread.kind == "split") == (queries <= 64)
+        asks_prompt = device.wgmma and size == 512 and queries * -(-heads // 32) >= 640
+        assert (spread.kind == "prompt") == asks_prompt
 
 
 def test_long_lists_have_a_kernel() -> None:
     assert plan(Work(1, 32, 512, 128, 2048), H200).kind == "split"
     assert plan(Work(100, 32, 512, 128, 40), H200).kind == "whole"
-    assert plan(Work(24, 64, 512, 128, 512), H200).kind == "prompt"
-    assert plan(Work(24, 64, 512, 128, 512), GB10).kind == "split"
+    assert plan(Work(24, 64, 512, 128, 512), H200).kind == "split"
+    assert plan(Work(320, 64, 512, 128, 512), H200).kind == "prompt"
+    assert plan(Work(320, 64, 512, 128, 512), GB10).kind == "whole"
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -33,6 +33,7 @@ from twinspark.kernels.cuda.launch import (
     CudaModule,
     capability,
     num_processors,
+    on_device,
     shared_bytes,
     why_not_launch,
 )
@@ -81,7 +82,7 @@ def attend(inputs: Inputs, out: Tensor, spread: Spread | None = None) -> None:
         spread = plan(work, limits)
     elif (reason := why_not(spread, work, limits)) is not None:
         raise KernelUnsupported(f"{spread} does not fit: {reason}")
-    with torch.cuda.device(device):
+    with on_device(device):
         _launch(inputs, out, spread, work, limits)
 
 

@@ -23,7 +23,9 @@ PROMPT_SIZE, PROMPT_HEADS, PROMPT_THREADS = 512, 32, 512
 _PROMPT_SHARED = 2 * (BLOCK * 1024 + PROMPT_HEADS * (1024 + 128)) + 4 * 512 + 2 * 512 + 128
 _PART_PITCH = 68  # of rows.cuh
 _STATIC_BYTES = 1024
-_FEWEST_ITEMS = 48  # of 32 heads of a query that prompt.cu is for: one takes a multiprocessor
+_FEWEST_ITEMS = 640
+"""Queries of 32 heads that prompt.cu is for. On an H200 it took longer than the others up to 512
+(cold lists; 24 queries of 64 heads 91 against 35 us, 256 of them 343 against 266)."""
 _MOST_SPLIT_QUERIES = 64
 
 

@@ -18,7 +18,11 @@ from torch import Tensor
 from twinspark.errors import KernelUnsupported
 from twinspark.kernels.cache_rows.source import CODES, Format, RowSource, rounded
 from twinspark.kernels.compressor import pool_pair
-from twinspark.kernels.cuda.launch import CudaModule, why_not_launch
+from twinspark.kernels.cuda.launch import (
+    CudaModule,
+    on_device,
+    why_not_launch,
+)
 from twinspark.kernels.rms_norm import rms_norm
 from twinspark.kernels.rope import rotate
 
@@ -185,7 +189,7 @@ def _publish(
     table = store.arguments(width) if store is not None else (None, None, 0, 1, 0, 0)
     norm_H, eps = norm if norm is not None else (None, 0.0)
     norm_type = _TYPES[norm_H.dtype] if norm_H is not None else 0
-    with torch.cuda.device(x_TH.device):
+    with on_device(x_TH.device):
         _rows_module(x_TH.device, width, cos_TP.shape[1]).launch(
             "publish_rows",
             (-(-num // _WARPS), 1, 1),
@@ -242,7 +246,7 @@ def _pool_cuda(
         passes = [_POOL | _KEEP] if num < ring_rows else [_POOL, _KEEP]
         args = (kv_TH, pair.gate_TH, pair.ring, pair.ring_T, pair.previous_T)
     numbers = (_TYPES[norm_H.dtype], _bits(eps))
-    with torch.cuda.device(kv_TH.device):
+    with on_device(kv_TH.device):
         for what in passes:
             module.launch(
                 "pool_rows",

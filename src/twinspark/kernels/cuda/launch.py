@@ -6,10 +6,13 @@ compile.py first.
 
 import ctypes
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from struct import Struct
+from threading import local
 from types import ModuleType
 from typing import Any
 
@@ -20,6 +23,8 @@ from twinspark.errors import KernelUnsupported
 from twinspark.kernels.cuda.compile import compile_cubin, why_not_compile
 
 _ASK_ABOVE = 44 * 1024  # dynamic shared memory over 48 KB, less static, must be asked for
+_MOST_CONFIGS = 1024  # of a module; grids differ with the rows of prompts
+_HERE: AbstractContextManager[None] = nullcontext()
 
 
 def why_not_launch(device: torch.device) -> str | None:
@@ -57,6 +62,13 @@ def shared_bytes(index: int) -> int:
     return int(properties.shared_memory_per_block_optin)
 
 
+def on_device(device: torch.device) -> AbstractContextManager[Any]:
+    """Make a CUDA device the current one; costs next to nothing where it is that already."""
+    if torch.cuda.current_device() == device.index:
+        return _HERE
+    return torch.cuda.device(device)
+
+
 class CudaModule:
     """The kernels of one source file under one set of macros, on one device."""
 
@@ -70,6 +82,8 @@ class CudaModule:
         """
         cubin = compile_cubin(source, arch=device_arch(index), defines=defines, cache_dir=cache_dir)
         self._driver = _driver()
+        self._index = index
+        self._configs: dict[tuple[object, ...], Any] = {}
         self._functions: dict[str, Any] = {}
         self._shared: dict[str, int] = {}
         with torch.cuda.device(index):
@@ -101,12 +115,25 @@ class CudaModule:
         Raises:
             RuntimeError: the driver refused the launch.
         """
+        # torch.cuda.current_stream() takes longer than all the rest of this together
+        stream = torch._C._cuda_getCurrentRawStream(self._index)
+        key = (name, grid, threads, shared, stream)
+        found = self._configs.get(key)
+        if found is None:
+            found = self._configured(*key)
+        config, function = found
+        _checked(self._driver.cuLaunchKernelEx(config, function, _PARAMS.put(args), 0))
+
+    def _configured(
+        self, name: str, grid: tuple[int, int, int], threads: int, shared: int, stream: int
+    ) -> tuple[Any, Any]:
+        """A launch configuration, which is kept, and the function."""
         driver = self._driver
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
         config.sharedMemBytes = shared
-        config.hStream = torch.cuda.current_stream().cuda_stream
+        config.hStream = stream
         overlap = driver.CUlaunchAttribute()
         overlap.id = (
             driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -114,9 +141,11 @@ class CudaModule:
         overlap.value.programmaticStreamSerializationAllowed = 1
         config.attrs = [overlap]
         config.numAttrs = 1
-        values = tuple(_value(arg) for arg in args)
-        types = tuple(ctypes.c_int if isinstance(a, int) else ctypes.c_void_p for a in args)
-        _checked(driver.cuLaunchKernelEx(config, self._function(name, shared), (values, types), 0))
+        if len(self._configs) >= _MOST_CONFIGS:
+            self._configs.clear()
+        found = config, self._function(name, shared)
+        self._configs[name, grid, threads, shared, stream] = found
+        return found
 
     def _function(self, name: str, shared: int) -> Any:
         attribute = self._driver.CUfunction_attribute
@@ -140,12 +169,45 @@ class Pointer:
     address: int
 
 
-def _value(arg: Tensor | Pointer | int | None) -> int:
-    if isinstance(arg, Tensor):
-        return arg.data_ptr()
+class Params(local):
+    """Arguments of a launch as the driver takes them: an array of addresses, one for each.
+
+    A driver has copied them when a launch returns, so a thread needs room for those of one.
+    """
+
+    def __init__(self) -> None:
+        self._rooms: dict[int, tuple[Struct, Any, int, Any]] = {}
+
+    def put(self, args: "tuple[Tensor | Pointer | int | None, ...]") -> int:
+        """Lay them out, eight bytes each: of C ints a driver reads the lower four.
+
+        Returns:
+            the array's address, good until the thread's next call.
+        """
+        num = len(args)
+        if num not in self._rooms:
+            values, addresses = (ctypes.c_int64 * num)(), (ctypes.c_uint64 * num)()
+            for place in range(num):
+                addresses[place] = ctypes.addressof(values) + 8 * place
+            room = Struct(f"{num}q"), values, ctypes.addressof(addresses), addresses
+            self._rooms[num] = room
+        layout, values, address, _ = self._rooms[num]
+        layout.pack_into(values, 0, *map(_value, args))
+        return address
+
+
+def _value(arg: "Tensor | Pointer | int | None") -> int:
+    kind = type(arg)
+    if kind is Tensor:  # asking isinstance() of a tensor is slow
+        return arg.data_ptr()  # type: ignore[union-attr]
+    if kind is int:
+        return arg  # type: ignore[return-value]
     if isinstance(arg, Pointer):
         return arg.address
-    return arg or 0
+    return arg.data_ptr() if isinstance(arg, Tensor) else int(arg or 0)
+
+
+_PARAMS = Params()  # room, not state: nothing is kept from one launch to the next
 
 
 @cache

@@ -12,7 +12,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from twinspark.kernels.cuda.launch import CudaModule, why_not_launch
+from twinspark.kernels.cuda.launch import (
+    CudaModule,
+    on_device,
+    why_not_launch,
+)
 from twinspark.kernels.dequant import SCALE_BLOCK, dequant_engram
 from twinspark.kernels.engram import engram_gate
 
@@ -83,7 +87,7 @@ def gate_rows(
         int(struct.unpack("i", struct.pack("f", eps))[0]),
     )
     if num:
-        with torch.cuda.device(x_TCD.device):
+        with on_device(x_TCD.device):
             threads = -(-hidden // 256) * 32
             _module(x_TCD.device.index, hidden, cache_dir).launch(
                 "engram_gate", (num, 1, 1), threads, args
@@ -111,7 +115,7 @@ def dequant_rows(rows: Tensor, scale: Tensor, *, cache_dir: Path | None = None) 
     out = torch.empty((num, width), dtype=torch.bfloat16, device=rows.device)
     if num:
         args = (rows, scale, out, num, width, rows.stride(0), scale.stride(0))
-        with torch.cuda.device(rows.device):
+        with on_device(rows.device):
             _module(rows.device.index, _ANY_HIDDEN, cache_dir).launch(
                 "engram_dequant", (-(-num * width // 1024), 1, 1), 128, args
             )

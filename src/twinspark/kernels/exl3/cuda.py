@@ -17,6 +17,7 @@ from twinspark.kernels.cuda.launch import (
     CudaModule,
     capability,
     num_processors,
+    on_device,
     shared_bytes,
     why_not_launch,
 )
@@ -148,7 +149,7 @@ def exl3_rows(
             f"out must be contiguous {out_dtype} {shape}, it is {out.dtype} {tuple(out.shape)}"
         )
     x_TK = _aligned(x_TK)
-    with torch.cuda.device(x_TK.device):
+    with on_device(x_TK.device):
         tiles = _tiles_for(x_TK, prepared)
         if tiles is not None:
             _launch_tiles(x_TK, prepared, out, tiles)

@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from twinspark.kernels.cuda.launch import CudaModule
+from twinspark.kernels.cuda.launch import CudaModule, on_device
 from twinspark.kernels.exl3.codebook import Codebook
 from twinspark.kernels.exl3.cuda import TYPES, CudaExl3, exl3_rows, module_of, rows_plan
 from twinspark.kernels.exl3.cuda_plan import (
@@ -107,7 +107,7 @@ def exl3_joined(
             exl3_rows(x_TK, matrix, out_dtype=dtype)
             for matrix, dtype in zip(joined.matrices, out_dtypes, strict=True)
         ]
-    with torch.cuda.device(x_TK.device):
+    with on_device(x_TK.device):
         sums = joined_sums(x_TK, joined)
         found = [
             torch.empty(rows, matrix.out_features, dtype=dtype, device=x_TK.device)

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from twinspark.kernels.cuda.launch import on_device
 from twinspark.kernels.exl3.codebook import Codebook
 from twinspark.kernels.exl3.cuda import (
     ROWS_SOURCE,
@@ -96,7 +97,7 @@ def exl3_many(x_GTK: Tensor, many: CudaExl3Many, out_GTN: Tensor) -> Tensor:
         for x_TK, matrix, out_TN in zip(x_GTK, many.matrices, out_GTN, strict=True):
             out_TN.copy_(exl3_rows(x_TK, matrix, out_dtype=out_GTN.dtype))
     elif rows:
-        with torch.cuda.device(x_GTK.device):
+        with on_device(x_GTK.device):
             _launch(x_GTK, many, out_GTN)
     return out_GTN
 

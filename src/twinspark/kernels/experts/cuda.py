@@ -20,6 +20,7 @@ from twinspark.kernels.cuda.launch import (
     CudaModule,
     capability,
     num_processors,
+    on_device,
     shared_bytes,
     why_not_launch,
 )
@@ -146,7 +147,7 @@ def forward_cuda(
     if num == 0:
         return out
     kept = None if kept_TA is None else kept_TA.view(torch.uint8)
-    with torch.cuda.device(x_TD.device):
+    with on_device(x_TD.device):
         if num > DECODE_ROWS:
             _Prompt(x_TD, ids_TA, weights_TA, kept, shards).run(out)
             return out
@@ -184,7 +185,7 @@ def route_cuda(
     plan = plan_router(num, inputs, pieces, shared_bytes(device.index))
     defines = router_defines(plan, pieces, experts)
     parts = -(-inputs // CHUNK_INPUTS) if plan.split else 1
-    with torch.cuda.device(device):
+    with on_device(device):
         module = _module(ROUTE_SOURCE, device.index, tuple(defines.items()))
         logits = torch.empty(parts, num, experts, dtype=torch.float32, device=device)
         columns, blocks = -(-experts // (16 * plan.warps)), -(-num // (8 * plan.row_tiles))

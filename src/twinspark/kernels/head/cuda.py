@@ -11,7 +11,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from twinspark.kernels.cuda.launch import CudaModule, why_not_launch
+from twinspark.kernels.cuda.launch import (
+    CudaModule,
+    on_device,
+    why_not_launch,
+)
 
 CHOOSE_SOURCE = Path(__file__).with_name("choose.cu")
 MARKOV_SOURCE = Path(__file__).with_name("markov.cu")
@@ -84,7 +88,7 @@ def accept_rows(
     """See `rows.accept_rows`."""
     kept, following = torch.empty_like(first_S), torch.empty_like(first_S)
     if len(first_S):
-        with torch.cuda.device(chosen_T.device):
+        with on_device(chosen_T.device):
             _module(CHOOSE_SOURCE, chosen_T.device.index).launch(
                 "head_accept",
                 (len(first_S), 1, 1),
@@ -102,7 +106,7 @@ def markov_rows(
     if out is None:
         out = torch.empty(num, vocab, dtype=torch.float32, device=base_NV.device)
     module = _module(MARKOV_SOURCE, base_NV.device.index, (("RANK", rank),))
-    with torch.cuda.device(base_NV.device):
+    with on_device(base_NV.device):
         for first in range(0, num, _MARKOV_ROWS):
             rows = slice(first, min(first + _MARKOV_ROWS, num))
             count = rows.stop - first
@@ -128,6 +132,6 @@ def _launch(
     shared: int = 0,
 ) -> None:
     if num:
-        with torch.cuda.device(device):
+        with on_device(device):
             module = _module(CHOOSE_SOURCE, device.index)
             module.launch(name, (_CLUSTER, num, 1), _THREADS, args, shared=shared)

@@ -17,6 +17,7 @@ from torch import Tensor
 from twinspark.kernels.cuda.launch import (
     CudaModule,
     num_processors,
+    on_device,
     shared_bytes,
     why_not_launch,
 )
@@ -105,7 +106,7 @@ def select_cuda(queries: Queries, page_table: Tensor, keys: KeyPages, wanted: Wa
         blocks_TB = torch.empty(num, wanted.num_blocks, dtype=torch.int32, device=device)
     pitch = row_pitch(wanted)
     group = max(num, 1) if takes_all(wanted) else rows_at_once(wanted, pitch)
-    with torch.cuda.device(device):
+    with on_device(device):
         for first in range(0, num, group):
             rows = slice(first, first + group)
             into = Selected(

@@ -18,7 +18,7 @@ from torch import Tensor
 from twinspark.errors import KernelUnsupported
 from twinspark.kernels.cache_rows.rows import WIDTHS, window_rows
 from twinspark.kernels.cache_rows.source import RowSource
-from twinspark.kernels.cuda.launch import CudaModule
+from twinspark.kernels.cuda.launch import CudaModule, on_device
 from twinspark.kernels.exl3.choose import AnyExl3, exl3_product
 from twinspark.kernels.exl3.cuda import CudaExl3
 from twinspark.kernels.exl3.cuda_plan import MOST_ROWS
@@ -189,7 +189,7 @@ def _cuda(
     norm_type = _NORM_TYPES[weights.window_norm_H.dtype]
     warps = min(_MOST_WARPS, max(_NORM_WARPS, *(n // 128 for n in (rank, width, *sizes))))
     eps = int(struct.unpack("<i", struct.pack("<f", weights.eps))[0])
-    with torch.cuda.device(device):
+    with on_device(device):
         sums = joined_sums(x_TD, joined)
         _module(device.index, width, angles[0].shape[1], matrices[0].cache_dir).launch(
             "latents_finish",

@@ -11,7 +11,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from twinspark.kernels.cuda.launch import CudaModule, why_not_launch
+from twinspark.kernels.cuda.launch import (
+    CudaModule,
+    on_device,
+    why_not_launch,
+)
 from twinspark.kernels.elementwise import compute_dtype
 from twinspark.kernels.rms_norm import rms_norm
 
@@ -125,5 +129,5 @@ def _launch(
     cache_dir: Path | None,
 ) -> None:
     if rows:
-        with torch.cuda.device(on.device):
+        with on_device(on.device):
             _module(on.device.index, cache_dir).launch(name, (rows, 1, 1), 128, args)

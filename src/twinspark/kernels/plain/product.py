@@ -13,7 +13,12 @@ import torch
 from torch import Tensor
 
 from twinspark.errors import KernelUnsupported
-from twinspark.kernels.cuda.launch import CudaModule, num_processors, why_not_launch
+from twinspark.kernels.cuda.launch import (
+    CudaModule,
+    num_processors,
+    on_device,
+    why_not_launch,
+)
 
 ROWS_SOURCE = Path(__file__).with_name("rows.cu")
 TILES_SOURCE = Path(__file__).with_name("tiles.cu")
@@ -198,7 +203,7 @@ def plain_rows(
     if x_TK.stride(1) != 1 or x_TK.stride(0) % 8 or x_TK.data_ptr() % 16:
         x_TK = x_TK.clone(memory_format=torch.contiguous_format)
     if shape[0]:
-        with torch.cuda.device(x_TK.device):
+        with on_device(x_TK.device):
             launch = _launch_tiles if prefer_tiles(*shape) else _launch_rows
             launch(x_TK, prepared, out)
     return out

@@ -16,6 +16,7 @@ from torch import Tensor
 from twinspark.kernels.cuda.launch import (
     CudaModule,
     num_processors,
+    on_device,
     shared_bytes,
     why_not_launch,
 )
@@ -175,7 +176,7 @@ def boundary_cuda(
         mix=mixed,
     )
     if num:
-        with torch.cuda.device(x_TCD.device):
+        with on_device(x_TCD.device):
             launch = _launch_rows if num <= MOST_ROWS else _launch_tiles
             launch(call, site, norm_eps, cache_dir)
     left = x_TCD if call.streams_TCD is None else call.streams_TCD
