@@ -312,8 +312,10 @@ class Engine:
         if not self._may_prepare:
             return False
         slots, block = self.config.slots, self._speculation.block
+        copies = self.config.draft and self.config.lookup
+        rows = self.config.max_window_rows if copies else 1 + block
         try:
-            return self._runner.prepare(rows=slots * (1 + block), requests=slots if block else 0)
+            return self._runner.prepare(rows=slots * rows, requests=slots if block else 0)
         except Exception:  # nobody waits for it, so it must not end those who come later
             logger.exception("rounds cannot be prepared while idle; each is when it comes first")
             self._may_prepare = False

@@ -126,7 +126,8 @@ class Pace:
         self._observe_unit(seconds / units)
 
     def _observe_unit(self, seconds: float) -> None:
-        self._unit_s = _mean(self._unit_s, seconds, rising=KEPT, falling=KEPT_WARY)
+        # a clock may be too coarse to see a round
+        self._unit_s = max(_mean(self._unit_s, seconds, rising=KEPT, falling=KEPT_WARY), 1e-9)
 
     def observe_reply(self, *, tokens: int, rounds: int) -> None:
         """Learn how long a reply was."""

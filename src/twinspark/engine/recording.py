@@ -201,6 +201,11 @@ class Recordings:
         """What is recorded, or launched as it cannot be, the least recently used first."""
         return list(self._recorded)
 
+    def replays(self, key: Key) -> bool:
+        """Whether work of this key needs only be replayed, without being recorded or launched."""
+        found = self._recorded.get(key)
+        return found is not None and not isinstance(found, Launched)
+
     def clear(self) -> None:
         """Forget all of them."""
         self._recorded.clear()

@@ -207,6 +207,14 @@ class Rounds:
                 return False
         return sum(len(window.ids) for window in plan.windows) <= MOST_ROWS
 
+    def replays(self, plan: StepPlan) -> bool:
+        """Whether a plan is a round that is recorded already."""
+        if not self.fits(plan):
+            return False
+        size = bucket_of(sum(len(window.ids) for window in plan.windows))
+        assert size is not None
+        return self._recordings.replays(("decode", size, self._context(_end(plan.windows))))
+
     def run(
         self,
         windows: Sequence[PlannedRows],
@@ -224,7 +232,7 @@ class Rounds:
             logits [T, V] of its rows.
         """
         inputs, caches = self._inputs, self._caches
-        end = max(window.first + len(window.ids) for window in windows)
+        end = _end(windows)
         assert end <= caches.layout.max_tokens, "past the cache's end"
         size = bucket_of(sum(len(window.ids) for window in windows))
         assert size is not None, "more rows than a round has"
@@ -454,6 +462,10 @@ class Rounds:
         while context < tokens:
             context *= 2
         return min(context, self._caches.layout.max_tokens)
+
+
+def _end(windows: Sequence[PlannedRows]) -> int:
+    return max(window.first + len(window.ids) for window in windows)
 
 
 def _key(request: DraftRequest) -> tuple[int, int, int]:

@@ -183,8 +183,8 @@ class Runner:
         return self._rounds is not None
 
     def replays(self, plan: StepPlan) -> bool:
-        """Whether a plan is a recorded round, which takes the host little time to begin."""
-        return self._rounds is not None and self._rounds.fits(plan)
+        """Whether a plan is a round that is recorded, which the host has little to do for."""
+        return self._rounds is not None and self._rounds.replays(plan)
 
     def prepare(self, *, rows: int, requests: int) -> bool:
         """Record one of the rounds that are likely to come, while there is nothing else to do.

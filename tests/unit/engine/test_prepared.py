@@ -30,6 +30,13 @@ def test_rounds_of_a_small_company_find_themselves_recorded():
     assert recorder.replays["_draft_followers"] > 3
 
 
+def test_copies_have_longer_windows():
+    engine, _ = recorded(slots=2, lookup=True)
+    assert [size for kind, size, _ in prepared(engine) if kind == "decode"] == [
+        1, 2, 4, 6, 8, 12, 16, 24, 32,
+    ]  # fmt: skip
+
+
 def test_preparing_between_requests_changes_no_reply():
     """Also where a pass was run ahead for a reply that has ended."""
     engine, _ = recorded(slots=2)

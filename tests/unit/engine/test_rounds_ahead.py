@@ -8,6 +8,7 @@ from tests.property.test_drafting import END, new_engine
 from tests.recorded_model import RecordedModel, record
 
 from twinspark.engine.cost_probe import CostProbe
+from twinspark.engine.recording import Launched, Recordings
 from twinspark.messages import Failed, GenerateRequest, Sampling, TokenDelta
 
 PLAIN = {"lookup": False, "priced_drafts": False}
@@ -204,6 +205,36 @@ def test_without_a_pass_tokens_are_delivered_while_the_next_round_runs(changes):
     at = [n for n, what in enumerate(order) if what == "wait"]
     assert len(at) > 3 and order[-1] == "deliver"
     assert all(order[n - 2 : n] == ["launch", "deliver"] for n in at[2:])
+
+
+class Launches:
+    """Records nothing, as where a round cannot be captured."""
+
+    def record(self, work):
+        return Launched(work)
+
+
+@pytest.mark.parametrize("hindrance", ["none", "launched", "recorded anew"])
+def test_tokens_do_not_wait_for_a_round_that_takes_the_host_long(hindrance):
+    model = RecordedModel(end_id=END, end_bias=99.0)
+    engine = new_engine(model, slots=1, **{**PLAIN, "draft": False})
+    record(engine, model)
+    rounds, held = engine._runner._rounds, []
+    if hindrance == "launched":
+        rounds._recordings = Recordings(Launches())
+    run = rounds.run
+
+    def watched(*args):
+        held.append(len(engine._undelivered))
+        found = run(*args)
+        if hindrance == "recorded anew":  # no bucket is there when it comes again
+            rounds._recordings.clear()
+        return found
+
+    rounds.run = watched
+    request = dataclasses.replace(ask("a", max_tokens=12), prompt_ids=(END,) * 12)
+    assert len(delivered(engine, request, []).summary("a")[0]) == 12
+    assert len(held) > 8 and any(held) == (hindrance == "none")
 
 
 def test_tokens_that_wait_for_a_round_that_fails_are_not_lost():
