@@ -85,8 +85,10 @@ def built(asked):
 
 
 def new_engine(model=None, **changes):
+    """An engine whose clock stands still: the machine has no say in which rounds have prompts."""
     changes = {"slots": 3, "prefill_chunk": 7, "max_context_tokens": CONTEXT, **changes}
-    return Engine(model or FakeModel(end_id=END, end_bias=4.0), TOKENIZER, EngineConfig(**changes))
+    model = model or FakeModel(end_id=END, end_bias=4.0)
+    return Engine(model, TOKENIZER, EngineConfig(**changes), clock=lambda: 0.0)
 
 
 def serial(request, model=None, **changes):

@@ -135,9 +135,11 @@ def measure_stall(
         on_round()
     watch.begin()
     began = perf_counter()
-    for _ in range(solo_rounds):
+    rounds = 0
+    while rounds < solo_rounds or not all(watch.gaps_ms()):  # one that begins again has none yet
         watch.step()
         on_round()
+        rounds += 1
     solo, solo_s, solo_tokens = watch.gaps_ms(), perf_counter() - began, watch.tokens
 
     random = np.random.default_rng(16)
@@ -152,7 +154,7 @@ def measure_stall(
     beside, beside_s = watch.gaps_ms(), perf_counter() - began
     watch.stop()
     medians = [statistics.median(gaps) for gaps in solo]
-    longest = [max(gaps) for gaps in beside]
+    longest = [max(gaps, default=0.0) for gaps in beside]
     return Stall(
         prompt_tokens=prompt_tokens,
         streams=len(prompts),
@@ -161,7 +163,8 @@ def measure_stall(
         longest_gap_ms=tuple(longest),
         longest_rounds=max(b / a for a, b in zip(medians, longest, strict=True)),
         p99_rounds=max(
-            sorted(gaps)[int(0.99 * len(gaps))] / a for a, gaps in zip(medians, beside, strict=True)
+            sorted(gaps or [0.0])[int(0.99 * len(gaps))] / a
+            for a, gaps in zip(medians, beside, strict=True)
         ),
         rounds_kept=_rate(beside, beside_s) / _rate(solo, solo_s),
         tokens_kept=(watch.tokens / beside_s) / (solo_tokens / solo_s),

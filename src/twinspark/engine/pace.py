@@ -21,6 +21,9 @@ ANCHOR_ROUNDS = 16
 FEW_UNITS = 8
 """Pieces of no more may owe their time to being pieces; before more is known, twice as many run."""
 
+SMALL_DEBT_S = 0.005
+"""Seconds owed to decoding that nobody notices; more are made good to the last."""
+
 MOST_FILLED_S = 0.1
 """Most seconds that a piece is filled with rows for, where it takes long however few they are."""
 
@@ -87,6 +90,7 @@ class Pace:
         self._line = _Line()
         self._newest: tuple[float, float] = (0.0, 0.0)  # units and seconds of the newest piece
         self._owed_s = 0.0  # of decoding, for the time that pieces took
+        self._is_paying = False
 
     @property
     def unit_s(self) -> float | None:
@@ -104,12 +108,12 @@ class Pace:
         """Learn how long a round took."""
         if units == 0:
             self._mixed_rounds = 0
-            self._owed_s = max(self._owed_s - seconds, 0.0)
+            self._owe(-seconds, seconds)
             before = self._round_s.get(num_windows)
             self._round_s[num_windows] = _mean(before, seconds, rising=KEPT_WARY, falling=KEPT)
             return
         if num_windows == 0:
-            self._owed_s = 0.0
+            self._owed_s, self._is_paying = 0.0, False
             self._observe_piece(seconds, units)
             return
         self._mixed_rounds += 1
@@ -118,7 +122,13 @@ class Pace:
             piece_s = max(seconds - alone_s, 0.05 * seconds)
             self._observe_piece(piece_s, units)
             if self._ratio is not None:
-                self._owed_s = max(self._owed_s + piece_s / self._ratio - alone_s, 0.0)
+                self._owe(piece_s / self._ratio - alone_s, alone_s)
+
+    def _owe(self, seconds: float, round_s: float) -> None:
+        """Add to what decoding is owed; half a round is as near to nothing as rounds come."""
+        self._owed_s = max(self._owed_s + seconds, 0.0)
+        least_s = round_s / 2 if self._is_paying else max(SMALL_DEBT_S, round_s / 2)
+        self._is_paying = self._owed_s > least_s
 
     def _observe_piece(self, seconds: float, units: float) -> None:
         self._line.add(units, seconds)
@@ -165,8 +175,7 @@ class Pace:
         """Whether this round should decode only: to measure it, or as its share is due."""
         if num_windows == 0 or self._ratio is None:
             return False
-        alone_s = self.round_s(num_windows)
-        if alone_s is not None and self._owed_s > alone_s / 2:
+        if self._is_paying:
             return True
         return self._mixed_rounds >= (ANCHOR_ROUNDS if num_windows in self._round_s else 1)
 

@@ -75,8 +75,8 @@ def test_streams_whose_context_is_full_begin_again(small_tokenizer):
     started, submit = [], engine.submit
     engine.submit = lambda request: (started.append(request), submit(request))
     got = measure_stall(
-        engine, [[300] * 990, [302] * 990], prompt_tokens=1000, solo_rounds=4
-    )  # 33 tokens of room, and 31 pieces
+        engine, [[300] * 900, [302] * 900], prompt_tokens=1000, solo_rounds=150
+    )  # 124 tokens of room
     assert len(started) > 3 and len({request.sampling.seed for request in started}) > 2
     assert got.longest_rounds > 0 and not engine.has_work
     engine.check_integrity()

@@ -119,7 +119,8 @@ def test_trap_09_no_norm_per_head(tiny_model64, monkeypatch):
     angles = Angles(torch.arange(3), weights.inv_freq)
     rows, valid = torch.randn(3, 16, 128, dtype=torch.float64), torch.ones(3, 16) > 0
     for factor in (1, 2):
-        weights.attend(qr * factor, angles, attention_weights.Gathered(rows, valid))
+        q, _ = weights.queries(qr * factor)
+        weights.attend(q, angles, attention_weights.Gathered(rows, valid))
     shards = len(seen) // 2
     for single, double in zip(seen[:shards], seen[shards:], strict=True):
         assert torch.equal(single * 2, double)
