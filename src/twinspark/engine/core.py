@@ -254,7 +254,7 @@ class Engine:
             elif self._scheduler.num_waiting and not events:
                 sleep(IDLE_S)
             return events
-        if deliver is not None:
+        if deliver is not None and (events or self._undelivered):
             events = self._tell(deliver, events, at_once=not self._runner.replays(plan))
         rules = self._free_rules(plan)
         ahead = self._speculation.foresee(map(self._scheduler.running, rules)) if rules else ()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from twinspark.engine.request import Session
 
 LEAST_ROWS = 8
-"""Prompt rows that any round has room for, so that prompts go on under all circumstances."""
+"""Prompt rows that a round with any has room for, so that prompts go on under all circumstances."""
 
 
 class RowCosts:

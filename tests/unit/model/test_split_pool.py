@@ -1,11 +1,9 @@
 """A pool split over ranks gives the bits of a replicated one, with a part of its memory (D25)."""
 
-import threading
-
 import pytest
 import torch
 from tests import tiny
-from tests.thread_ranks import load_ranks
+from tests.thread_ranks import load_ranks, on_threads
 from tests.unit.model.harness import Session, assert_same, prompt, tiny_token_map
 
 from twinspark.errors import ConfigError
@@ -17,23 +15,7 @@ CHANGED = {"o_groups": 4, "moe_intermediate_size": 512}
 
 def on_ranks(models, work):
     """Run `work(model)` on every rank; results in rank order."""
-    results, problems = [None] * len(models), []
-
-    def main(rank):
-        try:
-            results[rank] = work(models[rank])
-        except Exception as error:
-            problems.append(error)
-            models[rank]._group._barrier.abort()
-
-    threads = [threading.Thread(target=main, args=(rank,)) for rank in range(len(models))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if problems:
-        raise problems[0]
-    return results
+    return on_threads([m._group for m in models], lambda group: work(models[group.rank]))
 
 
 @pytest.fixture(scope="module")
