@@ -7,7 +7,7 @@ repeats, with their spread. Read next: `rank.py`, `kernels.py`.
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 
 import torch
@@ -21,11 +21,13 @@ class Timing:
         us: median.
         spread_us: largest minus smallest.
         nodes: kernels, copies and fills of the graph.
+        host_us: median until a call that is not captured returns, which may be before its end.
     """
 
     us: float
     spread_us: float
     nodes: int
+    host_us: float = 0.0
 
 
 class Captured:
@@ -90,21 +92,26 @@ def time_replays(work: Callable[[], object], device: torch.device, *, repeats: i
 
 def time_calls(work: Callable[[], object], device: torch.device, *, repeats: int) -> Timing:
     """Time calls after a first one, which compiles and allocates."""
-    times = [_elapsed_us(work, device) for _ in range(repeats + 1)]
-    return timing_of(times[1:])
+    found = [_elapsed_us(work, device) for _ in range(repeats + 1)]
+    times_us, host_us = zip(*found[1:], strict=True)
+    return replace(timing_of(times_us), host_us=round(statistics.median(host_us), 2))
 
 
-def _elapsed_us(work: Callable[[], object], device: torch.device) -> float:
+def _elapsed_us(work: Callable[[], object], device: torch.device) -> tuple[float, float]:
+    """Of one call: until all is done, and until the call returns."""
     if device.type == "cpu":
         begin = time.perf_counter()
         work()
-        return 1e6 * (time.perf_counter() - begin)
+        return (1e6 * (time.perf_counter() - begin),) * 2
+    torch.cuda.synchronize(device)
     start, end = (torch.Event("cuda", enable_timing=True) for _ in range(2))
     start.record()
+    begin = time.perf_counter()
     work()
+    host_us = 1e6 * (time.perf_counter() - begin)
     end.record()
     end.synchronize()
-    return 1e3 * start.elapsed_time(end)
+    return 1e3 * start.elapsed_time(end), host_us
 
 
 def capture_calls(calls: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from twinspark.bench.floor import H200, Limits, Work, head_work, rank_work
-from twinspark.bench.graphs import time_calls, time_replays
+from twinspark.bench.graphs import Timing, time_calls, time_replays
 from twinspark.bench.synthetic import (
     StandInRank,
     SyntheticWeights,
@@ -50,6 +50,7 @@ class RankCell:
         captured: replayed from a graph; else launched one by one by the host.
         us: median time.
         spread_us: largest minus smallest.
+        host_us: until the host has launched all of it; 0 where it was captured.
         launches: kernels, copies and fills of the graph, 0 where nothing was captured.
         floor_us: what the device cannot be faster than.
         share: floor over time.
@@ -64,6 +65,7 @@ class RankCell:
     captured: bool
     us: float
     spread_us: float
+    host_us: float
     launches: int
     floor_us: float
     share: float
@@ -149,9 +151,7 @@ def cell_of(
     rows: int,
     slots: int,
     context: int,
-    us: float,
-    spread_us: float,
-    launches: int,
+    timing: Timing,
     limits: Limits = H200,
 ) -> RankCell:
     """A cell beside its floor."""
@@ -161,12 +161,13 @@ def cell_of(
         rows=rows,
         slots=slots,
         context=context,
-        captured=launches > 0,
-        us=us,
-        spread_us=spread_us,
-        launches=launches,
+        captured=timing.nodes > 0,
+        us=timing.us,
+        spread_us=timing.spread_us,
+        host_us=timing.host_us,
+        launches=timing.nodes,
         floor_us=round(floor, 1),
-        share=round(floor / us, 3),
+        share=round(floor / timing.us, 3),
         packed_gb=round(sum(part.packed_bytes for part in work) / 1e9, 3),
         weights_g=round(sum(part.weights for part in work) / 1e9, 3),
     )
@@ -195,7 +196,7 @@ def measure_round(rank: Rank, caches: Caches, *, rows: int, context: int) -> Ran
     ]  # fmt: skip
     return cell_of(
         "round: all layers and the head", work, rows=rows, slots=slots, context=context,
-        us=timing.us, spread_us=timing.spread_us, launches=timing.nodes,
+        timing=timing,
     )  # fmt: skip
 
 
@@ -217,7 +218,7 @@ def measure_draft(rank: Rank, caches: Caches, *, slots: int, context: int) -> Ra
     ]  # fmt: skip
     return cell_of(
         "draft pass: blocks and base logits", work, rows=rows, slots=slots, context=context,
-        us=timing.us, spread_us=timing.spread_us, launches=timing.nodes,
+        timing=timing,
     )  # fmt: skip
 
 
@@ -243,7 +244,7 @@ def measure_chunk(
     name = "prompt piece, first half of the layers" if encoder_only else "prompt piece, all layers"
     return cell_of(
         name, work, rows=rows, slots=1, context=context,
-        us=timing.us, spread_us=timing.spread_us, launches=0,
+        timing=timing,
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 GROUPS = ("products", "experts", "attention", "index", "head", "residual", "plain")
 _CHUNK_CONTEXT = 32768
+_MOST_CHUNK = 8192
 
 
 def register(app: typer.Typer) -> None:
@@ -95,8 +96,8 @@ def rank(
     rows: Annotated[str, typer.Option(help="Rows of the rounds, with commas.")] = "1,6,24",
     context: Annotated[int, typer.Option(min=256, help="Positions before a round.")] = 8192,
     chunk: Annotated[
-        int, typer.Option(min=0, help="Rows of a prompt piece; 0 leaves it out.")
-    ] = 4096,
+        str, typer.Option(help="Rows of prompt pieces, with commas; 0 leaves them out.")
+    ] = "64,1024,4096",
     device: Annotated[int, typer.Option(min=0, help="Number of the CUDA device.")] = 0,
     json: Annotated[Path | None, typer.Option(help="Also write the figures to this file.")] = None,
 ) -> None:
@@ -111,6 +112,7 @@ def rank(
     from twinspark.kernels.cuda.compile import keep_cubins_in
 
     counts = counts_of(rows)
+    pieces = [] if chunk == "0" else counts_of(chunk, option="--chunk", most=_MOST_CHUNK)
     if rank >= tp:
         raise ConfigError(f"--rank is {rank}, expected less than --tp, which is {tp}")
     if json is not None:
@@ -119,7 +121,7 @@ def rank(
     keep_cubins_in(compiled_kernels_path())
     cells: list[RankCell] = []
     try:
-        for cell in _measure_rank(tp, rank, counts, context, chunk, device):
+        for cell in _measure_rank(tp, rank, counts, context, pieces, device):
             cells.append(cell)
             print(_rank_line(cell), flush=True)
     finally:
@@ -128,7 +130,7 @@ def rank(
 
 
 def _measure_rank(
-    tp: int, rank: int, rows: list[int], context: int, chunk: int, device: int
+    tp: int, rank: int, rows: list[int], context: int, pieces: list[int], device: int
 ) -> "Iterator[RankCell]":
     import torch
 
@@ -147,21 +149,21 @@ def _measure_rank(
         f"{made.weights.packed_bytes / 1e9:.1f} GB of random weights after {made.load_s:.0f} s; "
         f"{torch.cuda.memory_allocated() / 1e9:.1f} GB in use"
     )
-    most = max(context + 64, _CHUNK_CONTEXT + chunk if chunk else 0)
+    most = max([context + 64, *(_CHUNK_CONTEXT + count for count in pieces)])
     caches = Caches(made.model.config, 4, most, store="packed", device=place)
     for count in rows:
         yield measure_round(made, caches, rows=count, context=context)
     for slots in (1, 4):
         yield measure_draft(made, caches, slots=slots, context=context)
-    if chunk:
+    for count in pieces:
         for encoder_only in (True, False):
             yield measure_chunk(
-                made, caches, rows=chunk, context=_CHUNK_CONTEXT, encoder_only=encoder_only
+                made, caches, rows=count, context=_CHUNK_CONTEXT, encoder_only=encoder_only
             )
 
 
-def counts_of(rows: str) -> list[int]:
-    """Numbers of rows of a round.
+def counts_of(rows: str, *, option: str = "--rows", most: int = 24) -> list[int]:
+    """Numbers of rows of a round, or of prompt pieces.
 
     Raises:
         ConfigError: they are written otherwise, or out of range.
@@ -170,13 +172,16 @@ def counts_of(rows: str) -> list[int]:
         counts = [int(part) for part in rows.split(",")]
     except ValueError:
         counts = []
-    if not counts or not all(1 <= count <= 24 for count in counts):
-        raise ConfigError(f"--rows is {rows!r}, expected numbers from 1 to 24 with commas")
+    if not counts or not all(1 <= count <= most for count in counts):
+        raise ConfigError(f"{option} is {rows!r}, expected numbers from 1 to {most} with commas")
     return counts
 
 
 def _rank_line(cell: "RankCell") -> str:
-    launches = f"{cell.launches} launches" if cell.captured else "launched by the host"
+    launches = (
+        f"{cell.launches} launches" if cell.captured
+        else f"launched by the host in {cell.host_us / 1e3:.1f} ms"
+    )  # fmt: skip
     return (
         f"{cell.name:<42} rows {cell.rows:>4}  slots {cell.slots}  context {cell.context:>6}  "
         f"{cell.us / 1e3:>9.3f} ms  floor {cell.floor_us / 1e3:>8.3f}  share {cell.share:.2f}  "

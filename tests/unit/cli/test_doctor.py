@@ -91,6 +91,7 @@ def test_the_kernel_cache_is_counted(tmp_path, monkeypatch):
         (["bench", "kernels", "--only", "experts,fish"], ConfigError, "fish"),
         (["bench", "kernels"], KernelUnsupported, "CUDA"),
         (["bench", "rank", "--rows", "1,many"], ConfigError, "many"),
+        (["bench", "rank", "--chunk", "64,9000"], ConfigError, "--chunk is '64,9000', expected"),
         (["bench", "rank", "--tp", "1", "--rank", "1"], ConfigError, "less than"),
         (["bench", "rank"], KernelUnsupported, "CUDA"),
     ],
