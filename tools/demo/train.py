@@ -136,7 +136,9 @@ def backbone(run: Run, args: argparse.Namespace, plan: Plan) -> None:
     names: list[str] = [] if args.wait else present(run.demo / "data", "train")
     plan = restrict(plan, names) if names else plan
     trainer = Backbone(run.twin, plan, options, run.log)
-    trainer.at.progress = args.progress
+    at = trainer.at
+    at.progress, at.step, at.tokens = args.progress, args.step, args.step * plan.tokens
+    trainer.fresh_from = args.step
     state = run.out / "state.pt"
     if args.resume:
         trainer.restore(state)
@@ -148,7 +150,9 @@ def backbone(run: Run, args: argparse.Namespace, plan: Plan) -> None:
         _wait(args.wait, 300)
         plan = restrict(plan, present(run.demo / "data", "train"))
     began = time.monotonic()
-    trainer.use(run.batches("train", 11), plan, plan.forms(trainer.at.progress, args.to))
+    # a machine that is gone took the position in the data along: not the same windows once more
+    train = run.batches("train", 11 if args.start is None else 13)
+    trainer.use(train, plan, plan.forms(at.progress, args.to))
     heldout = run.batches("heldout", 12)
     run.log("data", sources=present(run.demo / "data", "train"),
             seconds=round(time.monotonic() - began, 1))  # fmt: skip
@@ -201,6 +205,7 @@ def parser() -> argparse.ArgumentParser:
     one = commands.choices["backbone"]
     one.add_argument("--to", type=float, default=1.0, help="progress at which the call ends")
     one.add_argument("--progress", type=float, default=0.0, help="progress of --start")
+    one.add_argument("--step", type=int, default=0, help="steps of --start, for the log")
     one.add_argument("--stop-after", type=int, default=0, help="steps of this call at most")
     one.add_argument("--wait", type=pathlib.Path, help="file that appears with the data")
     one.add_argument("--log-every", type=int, default=50)
