@@ -116,10 +116,10 @@ extern "C" __global__ void __launch_bounds__(1024) experts_group(
   }
 }
 
-// Where a lane's 32 values of a part of a group of 8 rows go: four runs of 8, 64 apart.
+// Where a lane's 32 values of a part of a group of 8 rows go: eight runs of 4, 128 apart.
 __device__ __forceinline__ u64 tiled(int group, int part, int groups) {
   const int lane = threadIdx.x & 31;
-  return ((u64)part * groups + group) * (GROUP_BYTES / 2) + (lane & 3) * 256 + (lane >> 2) * 8;
+  return ((u64)part * groups + group) * (GROUP_BYTES / 2) + (lane >> 1 & 1) * 64 + (lane >> 2) * 8 + (lane & 1) * 4;
 }
 // Rows of a window for gate and up; a warp takes a part of 8 rows. grid (row groups of a window, parts
 // / 8 up).
@@ -130,23 +130,18 @@ extern "C" __global__ void __launch_bounds__(256) experts_rotate(
   let_consumer_start();
   wait_for_producer();
   if (group >= *num_groups || part >= inputs / PART_INPUTS) return;
-  const int pair = pair_of_row[group * 8 + (lane >> 2)], k = part * PART_INPUTS + 32 * (lane & 3);
+  const int pair = pair_of_row[group * 8 + (lane >> 2)], k = part * PART_INPUTS + 4 * (lane & 3);
   const Matrix* m = table + expert_of_group[group] * 3;
   const u64 to = tiled(blockIdx.x, part, gridDim.x);
-  uint4 packed[4] = {};  // rows of padding are zeros
+  uint2 packed[8] = {};  // rows of padding are zeros
   if (pair >= 0)
 #pragma unroll
-    for (int i = 0; i < 4; i++) packed[i] = ((const uint4*)(x + (u64)(pair / (places + 1)) * inputs + k))[i];
+    for (int i = 0; i < 8; i++) packed[i] = *(const uint2*)(x + (u64)(pair / (places + 1)) * inputs + k + 16 * i);
 #pragma unroll 1
   for (int which = 0; which < 2; which++) {
     float v[32];
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const u32 words[4] = {packed[i].x, packed[i].y, packed[i].z, packed[i].w};
-#pragma unroll
-      for (int j = 0; j < 8; j++)
-        v[8 * i + j] = __uint_as_float(j & 1 ? words[j / 2] & 0xffff0000u : words[j / 2] << 16);
-    }
+    for (int i = 0; i < 8; i++) widen({packed[i].x, packed[i].y, 0, 0}, TYPE_BF16, v + 4 * i);
     rotate_wide(v, m[which].suh + k, (which ? up_x : gate_x) + to);
   }
 }
@@ -159,7 +154,7 @@ extern "C" __global__ void __launch_bounds__(128) experts_act_tiled(
   let_consumer_start();
   wait_for_producer();
   if (group >= *num_groups || part >= width / PART_INPUTS) return;
-  const int pair = pair_of_row[group * 8 + (lane >> 2)], column = part * PART_INPUTS + 32 * (lane & 3);
+  const int pair = pair_of_row[group * 8 + (lane >> 2)], column = part * PART_INPUTS + 4 * (lane & 3);
   const int place = max(pair, 0) % (places + 1), row = max(pair, 0) / (places + 1);
   const float weight = place == places ? 1.f : weights[row * places + place];
   const Matrix* m = table + expert_of_group[group] * 3;
@@ -394,7 +389,7 @@ extern "C" __global__ void __launch_bounds__(128) experts_add(
     const Matrix* table, const float* sums, const int* row_of_pair, const int* expert_of_group,
     float* total, u16* out, int rows, int places, int outputs, int first_row, int window_rows, int last) {
   const int lane = threadIdx.x & 31, row = blockIdx.y * 8 + (lane >> 2);
-  const int column = (blockIdx.x * 4 + (threadIdx.x >> 5)) * 128 + 32 * (lane & 3);
+  const int column = (blockIdx.x * 4 + (threadIdx.x >> 5)) * 128 + 4 * (lane & 3);
   let_consumer_start();
   wait_for_producer();
   if (column >= outputs) return;
@@ -409,9 +404,9 @@ extern "C" __global__ void __launch_bounds__(128) experts_add(
   float sum[32] = {};
   if (first_row > 0 && row < rows)
 #pragma unroll
-    for (int i = 0; i < 32; i += 4) {
-      const float4 t = *(const float4*)(total + at + i);
-      sum[i] = t.x; sum[i + 1] = t.y; sum[i + 2] = t.z; sum[i + 3] = t.w;
+    for (int i = 0; i < 8; i++) {
+      const float4 t = *(const float4*)(total + at + 16 * i);
+      sum[4 * i] = t.x; sum[4 * i + 1] = t.y; sum[4 * i + 2] = t.z; sum[4 * i + 3] = t.w;
     }
   while (__any_sync(0xffffffffu, here)) {
     const bool mine = here != 0;
@@ -425,8 +420,9 @@ extern "C" __global__ void __launch_bounds__(128) experts_add(
   }
   if (row >= rows) return;
 #pragma unroll
-  for (int i = 0; i < 32; i += 4) {
-    if (last) *(uint2*)(out + at + i) = bf16_four(sum + i);
-    else *(float4*)(total + at + i) = make_float4(sum[i], sum[i + 1], sum[i + 2], sum[i + 3]);
+  for (int i = 0; i < 8; i++) {
+    const float* s = sum + 4 * i;
+    if (last) *(uint2*)(out + at + 16 * i) = bf16_four(s);
+    else *(float4*)(total + at + 16 * i) = make_float4(s[0], s[1], s[2], s[3]);
   }
 }
