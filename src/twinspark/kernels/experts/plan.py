@@ -16,6 +16,8 @@ _DECODE_RESIDENT = {4: 6, 8: 3}  # blocks an SM the compiler leaves registers fo
 _DECODE_FEW_ROWS = 4  # 1 and 2 were measured; gate and up gain from 8 warps at 6, too
 _STATIC_BYTES = 1536  # at most, of a block's own and the system's share
 _TOTAL_ROW_BYTES = 4 * 128
+_STREAM_STATIC_BYTES = 8192
+_MOST_STREAM_STAGES = 4
 WINDOW_ROWS = 8192
 MOST_ROUTER_FEW_ROWS = 256
 """Rows whose inputs are split over blocks; more take a kernel of their own."""
@@ -131,6 +133,45 @@ def prompt_defines(plan: PromptPlan, codebooks: int) -> dict[str, int]:
         "WGMMA": int(plan.wgmma),
         "RESIDENT": plan.resident,
         "TOTALS_SHARED": int(plan.totals_shared),
+        "CODEBOOK_MASK": codebooks,
+    }
+
+
+@dataclass(frozen=True)
+class StreamPlan:
+    """The ring of stream.cu, which takes the products of prompt.cu where it fits.
+
+    Attributes:
+        stages: parts of 128 inputs in shared memory.
+        stage_bytes: of one at most.
+        shared: dynamic shared memory of a block.
+    """
+
+    stages: int
+    stage_bytes: int
+    shared: int
+
+
+def plan_stream(plan: PromptPlan, bits: int, shared: int) -> StreamPlan | None:
+    """The ring for matrices of up to so many bits, or None without the asynchronous instructions.
+
+    One block an SM with 256 columns: rows are read half as often as by two blocks of 128, and twice
+    the bytes are under way.
+    """
+    if not plan.wgmma:
+        return None
+    stage = plan.rows * 2 * _PART_INPUTS + 256 // 8 * _PART_INPUTS * bits
+    totals = plan.rows * 2 * _TOTAL_ROW_BYTES
+    stages = min(_MOST_STREAM_STAGES, (shared - _STREAM_STATIC_BYTES - totals) // stage)
+    return StreamPlan(stages=stages, stage_bytes=stage, shared=stages * stage + totals)
+
+
+def stream_defines(plan: PromptPlan, codebooks: int) -> dict[str, int]:
+    """Macros of stream.cu."""
+    return {
+        "ROWS": plan.rows,
+        "MIDDLE": plan.middle,
+        "SMALL": plan.small,
         "CODEBOOK_MASK": codebooks,
     }
 
