@@ -20,6 +20,11 @@ _FUSED_WORK = 24
 _SUM_PITCH_BYTES = 4 * 132  # of a row of sums in tiles.cu
 _PART_INPUTS = 128  # of a stage of the ring in tiles.cu
 _MOST_STAGES = 4
+_SLAB_ROWS = 1024  # from so many on, decoding apart is worth its launch
+_SLAB_BYTES = 64 << 20
+_SLAB_BLOCK_ROWS = (192, 160, 128)
+_SLAB_PART_INPUTS = 64
+_SLAB_TAIL = 8  # rows that a block's start and end cost as much as
 
 
 @dataclass(frozen=True)
@@ -132,6 +137,60 @@ def tiles_defines(bits: int, codebook: Codebook, plan: TilesPlan) -> dict[str, i
         "WGMMA": int(plan.wgmma),
         "RESIDENT": plan.resident,
     }
+
+
+@dataclass(frozen=True)
+class SlabPlan:
+    """How a product of very many rows goes through a slab of decoded weights; changes no bit.
+
+    Attributes:
+        rows: of a block of slab.cu.
+        stages: of its ring.
+        cluster: blocks that share their rows.
+        columns: decoded at a time, at most.
+        shared: dynamic shared memory of a block.
+    """
+
+    rows: int
+    stages: int
+    cluster: int
+    columns: int
+    shared: int
+
+
+def plan_slab(
+    rows: int, inputs: int, outputs: int, device: Device, *, most_bytes: int = _SLAB_BYTES
+) -> SlabPlan | None:
+    """Blocks of slab.cu for so many rows, or None where they are too few or it cannot run.
+
+    The slab holds `most_bytes` at most (two column blocks at least). Rows of a block are those
+    whose last wave of blocks wastes least.
+    """
+    if not device.wgmma or rows < _SLAB_ROWS:
+        return None
+    cluster = 2 if outputs % 256 == 0 else 1
+    step = 128 * cluster
+    columns = min(outputs, max(most_bytes // (2 * inputs) // step, 1) * step)
+
+    def busy(block_rows: int) -> int:
+        blocks = -(-rows // block_rows)
+        slabs = [min(columns, outputs - first) // 128 for first in range(0, outputs, columns)]
+        return sum(-(-blocks * s // device.processors) for s in slabs) * (block_rows + _SLAB_TAIL)
+
+    best = min(_SLAB_BLOCK_ROWS, key=busy)
+    stage = (best + 128) * 2 * _SLAB_PART_INPUTS
+    stages = (device.shared - _STATIC_BYTES) // stage
+    return SlabPlan(best, stages, cluster, columns, max(stages * stage, best * _SUM_PITCH_BYTES))
+
+
+def slab_defines(plan: SlabPlan) -> dict[str, int]:
+    """Macros of slab.cu."""
+    return {"ROWS": plan.rows, "STAGES": plan.stages, "CLUSTER": plan.cluster}
+
+
+def unpack_defines(bits: int, codebook: Codebook) -> dict[str, int]:
+    """Macros of unpack.cu for one kind of matrix."""
+    return {"BITS": bits, "CODEBOOK": CODEBOOKS[codebook]}
 
 
 def prefer_tiles(rows: int, inputs: int, outputs: int, plan: TilesPlan, device: Device) -> bool:

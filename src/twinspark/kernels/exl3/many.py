@@ -16,8 +16,10 @@ from twinspark.kernels.cuda.launch import on_device
 from twinspark.kernels.exl3.codebook import Codebook
 from twinspark.kernels.exl3.cuda import (
     ROWS_SOURCE,
+    SLAB_SOURCE,
     TILES_SOURCE,
     TYPES,
+    UNPACK_SOURCE,
     CudaExl3,
     device_of,
     exl3_rows,
@@ -27,11 +29,16 @@ from twinspark.kernels.exl3.cuda_plan import (
     MOST_ROWS,
     Device,
     plan_rows,
+    plan_slab,
     plan_tiles,
     rows_defines,
+    slab_defines,
     tiles_defines,
+    unpack_defines,
 )
 from twinspark.kernels.exl3.linear import CHUNK_INPUTS
+
+_MOST_PIECE_ROWS = 4096  # of a prompt at once; others compile when they come
 
 
 @dataclass(frozen=True)
@@ -120,6 +127,14 @@ def cuda_variants(
             yield ROWS_SOURCE, defines
     if count == 1:
         yield TILES_SOURCE, tiles_defines(bits, codebook, plan_tiles(bits, device))
+        slabs = []
+        for rows in range(0, _MOST_PIECE_ROWS + 1, 128):
+            slab = plan_slab(rows, inputs, outputs, device)
+            if slab is not None and slab_defines(slab) not in slabs:
+                slabs.append(slab_defines(slab))
+                yield SLAB_SOURCE, slabs[-1]
+        if slabs:
+            yield UNPACK_SOURCE, unpack_defines(bits, codebook)
 
 
 def _is_aligned(x: Tensor) -> bool:

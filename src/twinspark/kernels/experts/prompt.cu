@@ -10,6 +10,7 @@
 // of ROWS rows at 8 bits at least), WGMMA, RESIDENT blocks an SM at least, TOTALS_SHARED 1 to keep sums
 // of chunks in shared memory behind the ring, CODEBOOK_MASK codebooks in use.
 #include "../exl3/common.cuh"
+#include "../exl3/wide.cuh"
 #include "tables.cuh"
 #if WGMMA
 #include "wgmma.cuh"
