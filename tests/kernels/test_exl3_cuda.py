@@ -1,5 +1,6 @@
 """CUDA body of the EXL3 product: every variant compiles; on a GPU float64, bits and refusals."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,6 @@ from twinspark.kernels.exl3 import (
     Exl3Matrix,
     PreparedExl3,
     cuda,
-    cuda_plan,
     exl3_linear,
     prepare_exl3,
 )
@@ -26,18 +26,18 @@ from twinspark.kernels.exl3.cuda import (
     CudaExl3,
     exl3_rows,
     prepare_exl3_cuda,
-    slab_plan,
 )
 from twinspark.kernels.exl3.cuda_plan import (
     MOST_ROWS,
     Device,
     RowsPlan,
+    SlabPlan,
     plan_rows,
     plan_slab,
     plan_tiles,
     prefer_tiles,
     rows_defines,
-    slab_defines,
+    slab_variants,
     tiles_defines,
     unpack_defines,
 )
@@ -75,7 +75,8 @@ def test_tiles_compile(bits: int, arch: str) -> None:
 def test_slabs_compile(rows: int, inputs: int, outputs: int) -> None:  # for one device only
     plan = plan_slab(rows, inputs, outputs, H200)
     assert plan is not None and plan_slab(rows, inputs, outputs, GB10) is None
-    cubin = compile_cubin(SLAB_SOURCE, arch="sm_90a", defines=slab_defines(plan))
+    defines = slab_variants(plan.cluster, H200)[plan.rows]
+    cubin = compile_cubin(SLAB_SOURCE, arch="sm_90a", defines=defines)
     assert all(name in cubin for name in (b"exl3_rotate_wide", b"exl3_slab"))
     cubin = compile_cubin(
         UNPACK_SOURCE, arch="sm_90a", defines=unpack_defines(5, Codebook.THREEINST)
@@ -91,7 +92,8 @@ def test_slabs_are_bounded() -> None:
             assert plan is not None
             assert plan.columns * inputs * 2 <= 64 << 20 and plan.shared + 2048 <= H200.shared
             assert plan.columns % (128 * plan.cluster) == 0 == outputs % (128 * plan.cluster)
-            assert plan.stages * 64 * (plan.rows + 128) * 2 <= plan.shared and plan.stages >= 2
+            stages = slab_variants(plan.cluster, H200)[plan.rows]["STAGES"]
+            assert stages * 64 * (plan.rows + 128) * 2 <= plan.shared and stages >= 2
 
 
 def test_compiled_code_is_kept_and_found_again(tmp_path: Path) -> None:
@@ -242,6 +244,15 @@ def test_prompt_rows_have_the_bits_of_decode(bits: int) -> None:
         assert many.isfinite().all()
 
 
+def with_rows(plan: SlabPlan | None, rows: int) -> SlabPlan | None:
+    """The plan with blocks of so many rows, where it is one."""
+    if plan is None:
+        return None
+    stages = slab_variants(plan.cluster, H200)[rows]["STAGES"]
+    shared = max(stages * 64 * (rows + 128) * 2, rows * 4 * 132)
+    return replace(plan, rows=rows, shared=shared)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("block_rows", [128, 160, 192])
 def test_rows_through_slabs_have_the_bits_of_decode(
@@ -249,11 +260,10 @@ def test_rows_through_slabs_have_the_bits_of_decode(
 ) -> None:
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("slabs are multiplied by instructions of compute capability 9.0")
-    monkeypatch.setattr(cuda_plan, "_SLAB_BLOCK_ROWS", (block_rows,))
-    slab_plan.cache_clear()
+    monkeypatch.setattr(
+        cuda, "slab_plan", lambda index, *shape: with_rows(plan_slab(*shape, H200), block_rows)
+    )
     for inputs, outputs, count in ((640, 384, 1024), (1152, 1280, 1537), (5120, 2304, 2048)):
-        plan = slab_plan(0, count, inputs, outputs)
-        assert plan is not None and plan.rows == block_rows
         prepared = prepared_on_gpu(random_matrix(inputs, outputs, bits2=6, seed=2, bias=True))
         x = rows_of(count, inputs, seed=3).bfloat16()
         x[7], x[count - 3] = float("nan"), 1e30
@@ -265,7 +275,6 @@ def test_rows_through_slabs_have_the_bits_of_decode(
         alone = torch.cat(fewer)
         assert torch.equal(many[kept].view(torch.int32), alone[kept].view(torch.int32))
         assert torch.equal(again[kept], many[kept].bfloat16())
-    slab_plan.cache_clear()
 
 
 @pytest.mark.gpu
@@ -274,7 +283,7 @@ def test_several_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
     x = rows_of(1100, 640).bfloat16()
     one = exl3_rows(x, prepared)
 
-    def small(index: int, rows: int, inputs: int, outputs: int) -> cuda_plan.SlabPlan | None:
+    def small(index: int, rows: int, inputs: int, outputs: int) -> SlabPlan | None:
         return plan_slab(rows, inputs, outputs, cuda.device_of(index), most_bytes=600 * 1024)
 
     monkeypatch.setattr(cuda, "slab_plan", small)

@@ -145,14 +145,12 @@ class SlabPlan:
 
     Attributes:
         rows: of a block of slab.cu.
-        stages: of its ring.
         cluster: blocks that share their rows.
         columns: decoded at a time, at most.
         shared: dynamic shared memory of a block.
     """
 
     rows: int
-    stages: int
     cluster: int
     columns: int
     shared: int
@@ -178,14 +176,22 @@ def plan_slab(
         return sum(-(-blocks * s // device.processors) for s in slabs) * (block_rows + _SLAB_TAIL)
 
     best = min(_SLAB_BLOCK_ROWS, key=busy)
-    stage = (best + 128) * 2 * _SLAB_PART_INPUTS
-    stages = (device.shared - _STATIC_BYTES) // stage
-    return SlabPlan(best, stages, cluster, columns, max(stages * stage, best * _SUM_PITCH_BYTES))
+    stages, stage = _slab_ring(best, device)
+    return SlabPlan(best, cluster, columns, max(stages * stage, best * _SUM_PITCH_BYTES))
 
 
-def slab_defines(plan: SlabPlan) -> dict[str, int]:
-    """Macros of slab.cu."""
-    return {"ROWS": plan.rows, "STAGES": plan.stages, "CLUSTER": plan.cluster}
+def _slab_ring(block_rows: int, device: Device) -> tuple[int, int]:
+    """Stages and bytes of one."""
+    stage = (block_rows + 128) * 2 * _SLAB_PART_INPUTS
+    return (device.shared - _STATIC_BYTES) // stage, stage
+
+
+def slab_variants(cluster: int, device: Device) -> dict[int, dict[str, int]]:
+    """Macros of slab.cu for each number of rows that `plan_slab` may choose."""
+    return {
+        rows: {"ROWS": rows, "STAGES": _slab_ring(rows, device)[0], "CLUSTER": cluster}
+        for rows in _SLAB_BLOCK_ROWS
+    }
 
 
 def unpack_defines(bits: int, codebook: Codebook) -> dict[str, int]:

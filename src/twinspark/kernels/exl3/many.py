@@ -32,13 +32,13 @@ from twinspark.kernels.exl3.cuda_plan import (
     plan_slab,
     plan_tiles,
     rows_defines,
-    slab_defines,
+    slab_variants,
     tiles_defines,
     unpack_defines,
 )
 from twinspark.kernels.exl3.linear import CHUNK_INPUTS
 
-_MOST_PIECE_ROWS = 4096  # of a prompt at once; others compile when they come
+_MANY_PROMPT_ROWS = 4096  # enough for every kernel of prompts
 
 
 @dataclass(frozen=True)
@@ -127,14 +127,11 @@ def cuda_variants(
             yield ROWS_SOURCE, defines
     if count == 1:
         yield TILES_SOURCE, tiles_defines(bits, codebook, plan_tiles(bits, device))
-        slabs = []
-        for rows in range(0, _MOST_PIECE_ROWS + 1, 128):
-            slab = plan_slab(rows, inputs, outputs, device)
-            if slab is not None and slab_defines(slab) not in slabs:
-                slabs.append(slab_defines(slab))
-                yield SLAB_SOURCE, slabs[-1]
-        if slabs:
+        slab = plan_slab(_MANY_PROMPT_ROWS, inputs, outputs, device)
+        if slab is not None:
             yield UNPACK_SOURCE, unpack_defines(bits, codebook)
+            for defines in slab_variants(slab.cluster, device).values():
+                yield SLAB_SOURCE, defines
 
 
 def _is_aligned(x: Tensor) -> bool:
