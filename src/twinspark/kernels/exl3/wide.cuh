@@ -33,13 +33,16 @@ __device__ __forceinline__ void scale_wide(float v[32], const u16* scales) {  //
 #pragma unroll
   for (int i = 0; i < 8; i++) scale_four(v + 4 * i, *(const uint2*)(scales + 16 * i));
 }
-// Sums of a row to finished outputs; `sums` and `svh` are those of the lane's first.
-__device__ __forceinline__ void finish_wide(float v[32], const float* sums, const u16* svh) {
+__device__ __forceinline__ void load_wide(float v[32], const float* from) {  // the lane's first
 #pragma unroll
   for (int i = 0; i < 8; i++) {
-    const float4 s = *(const float4*)(sums + 16 * i);
-    v[4 * i] = s.x; v[4 * i + 1] = s.y; v[4 * i + 2] = s.z; v[4 * i + 3] = s.w;
+    const float4 f = *(const float4*)(from + 16 * i);
+    v[4 * i] = f.x; v[4 * i + 1] = f.y; v[4 * i + 2] = f.z; v[4 * i + 3] = f.w;
   }
+}
+// Sums of a row to finished outputs; `sums` and `svh` are those of the lane's first.
+__device__ __forceinline__ void finish_wide(float v[32], const float* sums, const u16* svh) {
+  load_wide(v, sums);
   hadamard_wide(v);
   scale_wide(v, svh);
 }

@@ -18,7 +18,7 @@ _STATIC_BYTES = 1536  # at most, of a block's own and the system's share
 _TOTAL_ROW_BYTES = 4 * 128
 _STREAM_STATIC_BYTES = 8192
 _MOST_STREAM_STAGES = 4
-WINDOW_ROWS = 8192
+WINDOW_ROWS = 16384
 MOST_ROUTER_FEW_ROWS = 256
 """Rows whose inputs are split over blocks; more take a kernel of their own."""
 

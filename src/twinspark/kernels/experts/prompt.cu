@@ -21,6 +21,7 @@
 #define GROUP_BYTES (8 * PART_INPUTS * 2)  // of 8 rows in a part
 #define MOST_STAGES 4
 #define MOST_EXPERTS 1024  // the shared one counted
+#define MOST_PLACES 16     // of a row, the shared expert's counted
 #define BATCH 8            // ids a thread asks for at once
 
 struct __align__(16) Item { int expert, first, count, unused; };
@@ -389,18 +390,25 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT) experts_tiles
 extern "C" __global__ void __launch_bounds__(128) experts_add(
     const Matrix* table, const float* sums, const int* row_of_pair, const int* expert_of_group,
     float* total, u16* out, int rows, int places, int outputs, int first_row, int window_rows, int last) {
-  const int lane = threadIdx.x & 31, row = blockIdx.y * 8 + (lane >> 2);
+  // where each place's outputs and their scales are: found by a thread each, so that no sum waits for a chain of loads
+  __shared__ int froms[8][MOST_PLACES];
+  __shared__ const u16* scales[8][MOST_PLACES];
+  const int lane = threadIdx.x & 31, here_row = lane >> 2, row = blockIdx.y * 8 + here_row;
   const int column = (blockIdx.x * 4 + (threadIdx.x >> 5)) * 128 + 4 * (lane & 3);
   let_consumer_start();
   wait_for_producer();
+  {
+    const int r = threadIdx.x / MOST_PLACES, place = threadIdx.x % MOST_PLACES, its_row = blockIdx.y * 8 + r;
+    int from = -1;
+    if (its_row < rows && place <= places) from = row_of_pair[its_row * (places + 1) + place] - first_row;
+    const bool is_here = from >= 0 && from < window_rows;
+    froms[r][place] = is_here ? from : -1;
+    if (is_here) scales[r][place] = table[expert_of_group[(from + first_row) / 8] * 3 + 2].svh;
+  }
+  __syncthreads();
   if (column >= outputs) return;
-  const int* own = row_of_pair + row * (places + 1);
   u32 here = 0;  // places with outputs in this window
-  if (row < rows)
-    for (int place = 0; place <= places; place++) {
-      const int from = own[place] - first_row;
-      if (from >= 0 && from < window_rows) here |= 1u << place;
-    }
+  for (int place = 0; place <= places; place++) here |= (froms[here_row][place] >= 0 ? 1u : 0u) << place;
   const u64 at = (u64)row * outputs + column;
   float sum[32] = {};
   if (first_row > 0 && row < rows)
@@ -411,10 +419,12 @@ extern "C" __global__ void __launch_bounds__(128) experts_add(
     }
   while (__any_sync(0xffffffffu, here)) {
     const bool mine = here != 0;
-    const int from = mine ? own[__ffs(here) - 1] : first_row;
+    const int place = __ffs(here) - 1;
     here &= here - 1;
-    float v[32];
-    finish_wide(v, sums + (u64)(from - first_row) * outputs + column, table[expert_of_group[from / 8] * 3 + 2].svh + column);
+    float v[32] = {};
+    if (mine) load_wide(v, sums + (u64)froms[here_row][place] * outputs + column);
+    hadamard_wide(v);
+    if (mine) scale_wide(v, scales[here_row][place] + column);
     if (mine)
 #pragma unroll
       for (int i = 0; i < 32; i++) sum[i] += v[i];
