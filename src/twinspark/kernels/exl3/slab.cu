@@ -208,11 +208,13 @@ __launch_bounds__(32 * WARPS + 128, 1) exl3_slab(
 #pragma unroll 1
       for (; part < last; part++) {
         barrier_wait(full_at + 8 * stage, parity);
-        const u32 x_at = shared_at + stage * STAGE_BYTES, w_at = x_at + X_BYTES + (warp >> 2) * 64 * 16;
+        const u32 x_at = __shfl_sync(0xffffffffu, shared_at + stage * STAGE_BYTES, 0);  // uniform, and known to be
+        const u64 rows = descriptor<ROWS>(x_at);
+        const u64 columns = descriptor<COLUMNS>(x_at + X_BYTES + __shfl_sync(0xffffffffu, warp >> 2, 0) * 64 * 16);
         wgmma_fence();
 #pragma unroll
         for (int t = 0; t < PART_INPUTS / 16; t++)
-          wgmma(acc, descriptor<COLUMNS>(w_at + t * 2 * COLUMNS * 16), descriptor<ROWS>(x_at + t * 2 * ROWS * 16));
+          wgmma(acc, columns + t * 2 * COLUMNS, rows + t * 2 * ROWS);
         wgmma_commit();
         wgmma_wait<1>();
         __syncwarp();

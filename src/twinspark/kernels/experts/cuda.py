@@ -368,8 +368,8 @@ class _Prompt:
             defines = stream_defines(self._plan, shard.codebooks)
             _module(STREAM_SOURCE, self._index, tuple(defines.items())).launch(
                 "experts_stream",
-                (num_processors(self._index), 1, 1),
-                512,
+                (num_processors(self._index) * 2 // stream.halves, 1, 1),
+                256 * stream.halves,
                 (
                     *(shard.table, self._items[window], self._num_items[window:], *rows, y),
                     *(inputs, outputs, matrices - 1, window * self._window, self._window),

@@ -18,6 +18,7 @@ _STATIC_BYTES = 1536  # at most, of a block's own and the system's share
 _TOTAL_ROW_BYTES = 4 * 128
 _STREAM_STATIC_BYTES = 8192
 _MOST_STREAM_STAGES = 4
+_STREAM_HALVES = 2
 WINDOW_ROWS = 16384
 MOST_ROUTER_FEW_ROWS = 256
 """Rows whose inputs are split over blocks; more take a kernel of their own."""
@@ -142,11 +143,13 @@ class StreamPlan:
     """The ring of stream.cu, which takes the products of prompt.cu where it fits.
 
     Attributes:
+        halves: of 128 columns of a block.
         stages: parts of 128 inputs in shared memory.
         stage_bytes: of one at most.
         shared: dynamic shared memory of a block.
     """
 
+    halves: int
     stages: int
     stage_bytes: int
     shared: int
@@ -160,15 +163,18 @@ def plan_stream(plan: PromptPlan, bits: int, shared: int) -> StreamPlan | None:
     """
     if not plan.wgmma:
         return None
-    stage = plan.rows * 2 * _PART_INPUTS + 256 // 8 * _PART_INPUTS * bits
-    totals = plan.rows * 2 * _TOTAL_ROW_BYTES
-    stages = min(_MOST_STREAM_STAGES, (shared - _STREAM_STATIC_BYTES - totals) // stage)
-    return StreamPlan(stages=stages, stage_bytes=stage, shared=stages * stage + totals)
+    halves = _STREAM_HALVES
+    stage = plan.rows * 2 * _PART_INPUTS + halves * 16 * _PART_INPUTS * bits
+    totals = plan.rows * halves * _TOTAL_ROW_BYTES
+    room = shared * halves // 2 - _STREAM_STATIC_BYTES * halves // 2 - totals
+    stages = min(_MOST_STREAM_STAGES, room // stage)
+    return StreamPlan(halves, stages, stage, stages * stage + totals)
 
 
 def stream_defines(plan: PromptPlan, codebooks: int) -> dict[str, int]:
     """Macros of stream.cu."""
     return {
+        "HALVES": _STREAM_HALVES,
         "ROWS": plan.rows,
         "MIDDLE": plan.middle,
         "SMALL": plan.small,

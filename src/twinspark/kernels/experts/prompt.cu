@@ -192,6 +192,8 @@ __device__ __forceinline__ void multiply_part(
   WordsOf<BITS> words[2];
   load_words(words[0], tiles, at);
   load_words(words[1], tiles + PITCH, at);
+  // said to be one for all lanes, so that descriptors are made in uniform registers
+  const u64 rows = rows_descriptor(__shfl_sync(0xffffffffu, x_at, 0));
 #pragma unroll
   for (int t = 0; t < PART; t += 2) {
     u32(*turn)[4] = w[t / 2 % 2];
@@ -203,8 +205,8 @@ __device__ __forceinline__ void multiply_part(
       load_words(words[1], tiles + (t + 3) * PITCH, at);
     }
     wgmma_fence();
-    wgmma<TILES>(acc, turn[0], rows_descriptor(x_at + t * 256));
-    wgmma<TILES>(acc, turn[1], rows_descriptor(x_at + (t + 1) * 256));
+    wgmma<TILES>(acc, turn[0], rows + t * 16);
+    wgmma<TILES>(acc, turn[1], rows + (t + 1) * 16);
     wgmma_commit();
   }
   wgmma_wait<0>();

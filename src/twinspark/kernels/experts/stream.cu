@@ -1,16 +1,16 @@
-// Products of the experts of many rows on compute capability 9.0, in the bits of decode.cu and prompt.cu: a block
-// an SM takes unit after unit, 256 columns of a matrix for up to ROWS rows, and its ring of parts never empties.
+// Products of the experts of many rows on compute capability 9.0, in the bits of decode.cu and prompt.cu: blocks stay
+// and take unit after unit, 128 * HALVES columns of a matrix for up to ROWS rows, and a ring of parts never empties.
 //
-// A part is 128 inputs: rows as prompt.cu leaves them, then weights of two halves of 128 columns. Warps ask for
+// A part is 128 inputs: rows as prompt.cu leaves them, then weights of 128 columns for each half. Warps ask for
 // parts ahead of those they multiply, across units; an item and its matrix are fetched two units ahead.
 //
-// Macros: ROWS of a unit at most, MIDDLE and SMALL row counts with code of their own, CODEBOOK_MASK codebooks in use.
+// Macros: HALVES 2 for one block an SM, 1 for two, ROWS of a unit at most, MIDDLE and SMALL row counts with code of their own, CODEBOOK_MASK codebooks in use.
 #include "../exl3/common.cuh"
 #include "tables.cuh"
 #include "wgmma.cuh"
 
 #define HALF_WARPS 8
-#define WARPS (2 * HALF_WARPS)
+#define WARPS (HALVES * HALF_WARPS)
 #define PART_INPUTS (16 * PART)
 #define GROUP_BYTES (8 * PART_INPUTS * 2)  // of 8 rows in a part
 #define X_BYTES (ROWS / 8 * GROUP_BYTES)
@@ -24,16 +24,16 @@ struct Ask {  // what a warp's first lane asks for of a unit
   u64 w_pitch;  // bytes of a k tile of all columns
   u32 x_bytes, w_bytes, expected;
 };
-struct Call {
+struct Call {  // `num` units of this block
   const Matrix* table;
   const Item* items;
   const u16 *x0, *x1;
-  int num_units, inputs, outputs, hidden, first_row, window_rows, stages, stage_bytes;
+  int num, inputs, outputs, hidden, first_row, window_rows, stages, stage_bytes;
   __device__ __forceinline__ int parts() const { return inputs / PART_INPUTS; }
-  __device__ __forceinline__ int pairs() const { return (outputs / 128 + 1) / 2; }
-  __device__ __forceinline__ int per_item() const { return hidden ? 2 * pairs() : pairs(); }
-  __device__ __forceinline__ int which(int unit) const { return unit % per_item() / pairs(); }
-  __device__ __forceinline__ int column_block(int unit, int half) const { return unit % per_item() % pairs() * 2 + half; }
+  __device__ __forceinline__ int groups() const { return (outputs / 128 + HALVES - 1) / HALVES; }
+  __device__ __forceinline__ int per_item() const { return hidden ? 2 * groups() : groups(); }
+  __device__ __forceinline__ int which(int unit) const { return unit % per_item() / groups(); }
+  __device__ __forceinline__ int column_block(int unit, int half) const { return unit % per_item() % groups() * HALVES + half; }
 };
 // Where a warp stands: in the parts it asks for and in those it multiplies.
 struct Place {
@@ -57,10 +57,10 @@ __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_
 // The block's n-th unit.
 __device__ __forceinline__ int unit_of(int n) { return blockIdx.x + n * gridDim.x; }
 __device__ __forceinline__ void fetch_item(const Call& call, Slot* slots, int n) {
-  if (unit_of(n) < call.num_units) copy_16(&slots[n % SLOTS].item, call.items + unit_of(n) / call.per_item());
+  if (n < call.num) copy_16(&slots[n % SLOTS].item, call.items + unit_of(n) / call.per_item());
 }
 __device__ __forceinline__ void fetch_matrix(const Call& call, Slot* slots, int n) {
-  if (unit_of(n) >= call.num_units) return;
+  if (n >= call.num) return;
   Slot& slot = slots[n % SLOTS];
   const Matrix* m = call.table + slot.item.expert * 3 + (call.hidden ? call.which(unit_of(n)) : 2);
   copy_16(&slot.matrix, m);
@@ -73,7 +73,7 @@ __device__ __forceinline__ void start_asking(const Call& call, Slot* slots, Ask&
   const Item item = slots[n % SLOTS].item;
   const Matrix m = slots[n % SLOTS].matrix;
   const int row0 = item.first - call.first_row, block = call.column_block(unit, half);
-  const int halves = call.column_block(unit, 1) < call.outputs / 128 ? 2 : 1;
+  const int halves = min(HALVES, call.outputs / 128 - call.column_block(unit, 0));
   ask.x_bytes = (item.count + 7) / 8 * GROUP_BYTES;
   ask.w_bytes = half < halves ? HALF_WARPS * 32 * m.bits : 0;
   ask.expected = ask.x_bytes + halves * PART * HALF_WARPS * 32 * m.bits;
@@ -86,7 +86,7 @@ __device__ __forceinline__ void start_asking(const Call& call, Slot* slots, Ask&
 // Asks for a warp's share of the next part, which goes to `to`. All lanes call.
 __device__ __forceinline__ void ask_for_part(const Call& call, Shared& s, Place& at, u32 to, u32 full) {
   const int warp = threadIdx.x / 32, half = warp / HALF_WARPS, turn = warp % HALF_WARPS;
-  if (unit_of(at.ask) < call.num_units && (threadIdx.x & 31) == 0) {
+  if (at.ask < call.num && (threadIdx.x & 31) == 0) {
     if (at.ask_part == 0) start_asking(call, s.slots[warp], s.asks[warp], at.ask);
     const Ask& ask = s.asks[warp];
     if (warp == 0) {
@@ -104,7 +104,7 @@ __device__ __forceinline__ u32 next_part(const Call& call, Shared& s, Place& at,
   const u32 full = smem_address(s.full), empty = smem_address(s.empty);
   const int lag = call.stages > 3 ? 2 : 1;
   if (at.step >= lag) {
-    if (unit_of(at.ask) < call.num_units) {
+    if (at.ask < call.num) {
       barrier_wait(empty + 8 * at.ask_stage, at.ask_parity);
       ask_for_part(call, s, at, ring_at + at.ask_stage * call.stage_bytes, full + 8 * at.ask_stage);
     }
@@ -134,6 +134,8 @@ __device__ __forceinline__ void multiply_part(
   WordsOf<BITS> words[2];
   load_words(words[0], tiles, at);
   load_words(words[1], tiles + PITCH, at);
+  // said to be one for all lanes, so that descriptors are made in uniform registers
+  const u64 rows = rows_descriptor(__shfl_sync(0xffffffffu, x_at, 0));
 #pragma unroll
   for (int t = 0; t < PART; t += 2) {
     u32(*turn)[4] = w[t / 2 % 2];
@@ -145,8 +147,8 @@ __device__ __forceinline__ void multiply_part(
       load_words(words[1], tiles + (t + 3) * PITCH, at);
     }
     wgmma_fence();
-    wgmma<TILES>(acc, turn[0], rows_descriptor(x_at + t * 256));
-    wgmma<TILES>(acc, turn[1], rows_descriptor(x_at + (t + 1) * 256));
+    wgmma<TILES>(acc, turn[0], rows + t * 16);
+    wgmma<TILES>(acc, turn[1], rows + (t + 1) * 16);
     wgmma_commit();
   }
   wgmma_wait<0>();
@@ -212,7 +214,7 @@ __device__ __forceinline__ void multiply_any(
 }
 
 // As experts_tiles of prompt.cu, with `stages` of `stage_bytes` in shared memory before the sums of chunks. Any grid.
-extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) experts_stream(
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 2 / HALVES) experts_stream(
     const Matrix* table, const Item* items, const int* num_items, const u16* x0, const u16* x1, float* y,
     int inputs, int outputs, int hidden, int first_row, int window_rows, int stages, int stage_bytes) {
   extern __shared__ __align__(128) unsigned char ring[];
@@ -229,7 +231,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) experts_stream(
   let_consumer_start();
   wait_for_producer();
   Call call = {table, items, x0, x1, 0, inputs, outputs, hidden, first_row, window_rows, stages, stage_bytes};
-  call.num_units = *num_items * call.per_item();
+  call.num = ((int)gridDim.x - 1 - (int)blockIdx.x + *num_items * call.per_item()) / (int)gridDim.x;
   if ((threadIdx.x & 31) == 0) {
     fetch_item(call, s.slots[warp], 0);
     fetch_item(call, s.slots[warp], 1);
@@ -241,7 +243,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) experts_stream(
   for (int i = 0; i < stages; i++)
     ask_for_part(call, s, at, smem_address(ring) + i * stage_bytes, smem_address(s.full) + 8 * i);
 #pragma unroll 1
-  for (int n = 0; unit_of(n) < call.num_units; n++) {
+  for (int n = 0; n < call.num; n++) {
     __syncwarp();
     const Slot& slot = s.slots[warp][n % SLOTS];
     const Item item = slot.item;
