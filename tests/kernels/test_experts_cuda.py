@@ -19,7 +19,6 @@ from twinspark.kernels.experts.cuda import (
     DECODE_SOURCE,
     PROMPT_SOURCE,
     ROUTE_SOURCE,
-    STREAM_SOURCE,
     prepare_cuda,
 )
 from twinspark.kernels.experts.plan import (
@@ -28,10 +27,8 @@ from twinspark.kernels.experts.plan import (
     plan_decode,
     plan_prompt,
     plan_router,
-    plan_stream,
     prompt_defines,
     router_defines,
-    stream_defines,
     window_bounds,
 )
 
@@ -56,13 +53,6 @@ def test_prompt_compiles(arch: str) -> None:
     assert all(name in cubin for name in (*names, b"experts_add"))
 
 
-def test_stream_compiles() -> None:  # with asynchronous instructions only
-    plan = plan_prompt(SHARED["sm_90a"], wgmma=True)
-    cubin = compile_cubin(STREAM_SOURCE, arch="sm_90a", defines=stream_defines(plan, 1))
-    assert b"experts_stream" in cubin
-    assert plan_stream(plan_prompt(SHARED["sm_121"], wgmma=False), 3, SHARED["sm_121"]) is None
-
-
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("pieces", [1, 2, 3])
 def test_router_compiles(pieces: int, arch: str) -> None:
@@ -79,9 +69,6 @@ def test_plans_fit_the_devices(bits: int) -> None:
         plan = plan_prompt(shared, wgmma=arch == "sm_90a")
         stage = plan.rows * 256 + 2048 * bits
         assert plan.ring >= 2 * stage and plan.resident * (plan.shared + 1536) <= shared + 1024
-        stream = plan_stream(plan, bits, shared)
-        if stream is not None:
-            assert stream.stages >= 2 and stream.shared + 8192 <= shared
         for inputs in (128, 640, 1152, 5120):
             for blocks in (1, 10**6):
                 assert plan_decode(inputs, bits, 6, blocks, 132).shared + 1536 <= shared

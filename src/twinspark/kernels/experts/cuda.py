@@ -34,18 +34,15 @@ from twinspark.kernels.experts.plan import (
     plan_decode,
     plan_prompt,
     plan_router,
-    plan_stream,
     prompt_defines,
     router_defines,
     router_select_threads,
-    stream_defines,
     window_bounds,
 )
 
 ROUTE_SOURCE = Path(__file__).with_name("route.cu")
 DECODE_SOURCE = Path(__file__).with_name("decode.cu")
 PROMPT_SOURCE = Path(__file__).with_name("prompt.cu")
-STREAM_SOURCE = Path(__file__).with_name("stream.cu")
 MOST_EXPERTS = 1023
 MOST_PLACES = 15
 _MOST_SHARDS = 4  # of one launch
@@ -363,21 +360,6 @@ class _Prompt:
         outputs: int,
     ) -> None:
         matrices = 1 if rows[0] is rows[1] else 2
-        stream = plan_stream(self._plan, shard.bits, shared_bytes(self._index))
-        if stream is not None:
-            defines = stream_defines(self._plan, shard.codebooks)
-            _module(STREAM_SOURCE, self._index, tuple(defines.items())).launch(
-                "experts_stream",
-                (num_processors(self._index) * 2 // stream.halves, 1, 1),
-                256 * stream.halves,
-                (
-                    *(shard.table, self._items[window], self._num_items[window:], *rows, y),
-                    *(inputs, outputs, matrices - 1, window * self._window, self._window),
-                    *(stream.stages, stream.stage_bytes),
-                ),
-                shared=stream.shared,
-            )
-            return
         self._module.launch(
             "experts_tiles",
             (

@@ -16,9 +16,6 @@ _DECODE_RESIDENT = {4: 6, 8: 3}  # blocks an SM the compiler leaves registers fo
 _DECODE_FEW_ROWS = 4  # 1 and 2 were measured; gate and up gain from 8 warps at 6, too
 _STATIC_BYTES = 1536  # at most, of a block's own and the system's share
 _TOTAL_ROW_BYTES = 4 * 128
-_STREAM_STATIC_BYTES = 8192
-_MOST_STREAM_STAGES = 4
-_STREAM_HALVES = 2
 WINDOW_ROWS = 16384
 MOST_ROUTER_FEW_ROWS = 256
 """Rows whose inputs are split over blocks; more take a kernel of their own."""
@@ -134,50 +131,6 @@ def prompt_defines(plan: PromptPlan, codebooks: int) -> dict[str, int]:
         "WGMMA": int(plan.wgmma),
         "RESIDENT": plan.resident,
         "TOTALS_SHARED": int(plan.totals_shared),
-        "CODEBOOK_MASK": codebooks,
-    }
-
-
-@dataclass(frozen=True)
-class StreamPlan:
-    """The ring of stream.cu, which takes the products of prompt.cu where it fits.
-
-    Attributes:
-        halves: of 128 columns of a block.
-        stages: parts of 128 inputs in shared memory.
-        stage_bytes: of one at most.
-        shared: dynamic shared memory of a block.
-    """
-
-    halves: int
-    stages: int
-    stage_bytes: int
-    shared: int
-
-
-def plan_stream(plan: PromptPlan, bits: int, shared: int) -> StreamPlan | None:
-    """The ring for matrices of up to so many bits, or None without the asynchronous instructions.
-
-    One block an SM with 256 columns: rows are read half as often as by two blocks of 128, and twice
-    the bytes are under way.
-    """
-    if not plan.wgmma:
-        return None
-    halves = _STREAM_HALVES
-    stage = plan.rows * 2 * _PART_INPUTS + halves * 16 * _PART_INPUTS * bits
-    totals = plan.rows * halves * _TOTAL_ROW_BYTES
-    room = shared * halves // 2 - _STREAM_STATIC_BYTES * halves // 2 - totals
-    stages = min(_MOST_STREAM_STAGES, room // stage)
-    return StreamPlan(halves, stages, stage, stages * stage + totals)
-
-
-def stream_defines(plan: PromptPlan, codebooks: int) -> dict[str, int]:
-    """Macros of stream.cu."""
-    return {
-        "HALVES": _STREAM_HALVES,
-        "ROWS": plan.rows,
-        "MIDDLE": plan.middle,
-        "SMALL": plan.small,
         "CODEBOOK_MASK": codebooks,
     }
 
