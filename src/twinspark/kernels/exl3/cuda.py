@@ -229,9 +229,9 @@ def slab_plan(index: int, rows: int, inputs: int, outputs: int) -> SlabPlan | No
 
 
 @cache
-def _slab_modules(index: int, cluster: int, cache_dir: Path | None) -> dict[int, CudaModule]:
+def _slab_modules(index: int, cache_dir: Path | None) -> dict[int, CudaModule]:
     """By rows of a block; all at once, so that no later prompt waits for the compiler."""
-    variants = slab_variants(cluster, device_of(index))
+    variants = slab_variants(device_of(index))
     return {
         rows: module_of(SLAB_SOURCE, index, tuple(defines.items()), cache_dir)
         for rows, defines in variants.items()
@@ -306,7 +306,7 @@ def _launch_slab(x_MK: Tensor, prepared: CudaExl3, y_MN: Tensor, plan: SlabPlan)
     kept = prepared.cache_dir
     defines = unpack_defines(prepared.bits, prepared.codebook)
     unpack = module_of(UNPACK_SOURCE, index, tuple(defines.items()), kept)
-    module = _slab_modules(index, plan.cluster, kept)[plan.rows]
+    module = _slab_modules(index, kept)[plan.rows]
     blocks = -(-num // plan.rows)
     rows = torch.empty(blocks * plan.rows, inputs, dtype=torch.float16, device=device)
     args = (x_MK, prepared.suh_K, rows, num, inputs, x_MK.stride(0), TYPES[x_MK.dtype])

@@ -145,13 +145,11 @@ class SlabPlan:
 
     Attributes:
         rows: of a block of slab.cu.
-        cluster: blocks that share their rows.
         columns: decoded at a time, at most.
         shared: dynamic shared memory of a block.
     """
 
     rows: int
-    cluster: int
     columns: int
     shared: int
 
@@ -161,14 +159,12 @@ def plan_slab(
 ) -> SlabPlan | None:
     """Blocks of slab.cu for so many rows, or None where they are too few or it cannot run.
 
-    The slab holds `most_bytes` at most (two column blocks at least). Rows of a block are those
+    The slab holds `most_bytes` at most (a block of columns at least). Rows of a block are those
     whose last wave of blocks wastes least.
     """
     if not device.wgmma or rows < _SLAB_ROWS:
         return None
-    cluster = 2 if outputs % 256 == 0 else 1
-    step = 128 * cluster
-    columns = min(outputs, max(most_bytes // (2 * inputs) // step, 1) * step)
+    columns = min(outputs, max(most_bytes // (2 * inputs) // 128, 1) * 128)
 
     def busy(block_rows: int) -> int:
         blocks = -(-rows // block_rows)
@@ -177,7 +173,7 @@ def plan_slab(
 
     best = min(_SLAB_BLOCK_ROWS, key=busy)
     stages, stage = _slab_ring(best, device)
-    return SlabPlan(best, cluster, columns, max(stages * stage, best * _SUM_PITCH_BYTES))
+    return SlabPlan(best, columns, max(stages * stage, best * _SUM_PITCH_BYTES))
 
 
 def _slab_ring(block_rows: int, device: Device) -> tuple[int, int]:
@@ -186,10 +182,10 @@ def _slab_ring(block_rows: int, device: Device) -> tuple[int, int]:
     return (device.shared - _STATIC_BYTES) // stage, stage
 
 
-def slab_variants(cluster: int, device: Device) -> dict[int, dict[str, int]]:
+def slab_variants(device: Device) -> dict[int, dict[str, int]]:
     """Macros of slab.cu for each number of rows that `plan_slab` may choose."""
     return {
-        rows: {"ROWS": rows, "STAGES": _slab_ring(rows, device)[0], "CLUSTER": cluster}
+        rows: {"ROWS": rows, "STAGES": _slab_ring(rows, device)[0]}
         for rows in _SLAB_BLOCK_ROWS
     }
 

@@ -130,7 +130,7 @@ def cuda_variants(
         slab = plan_slab(_MANY_PROMPT_ROWS, inputs, outputs, device)
         if slab is not None:
             yield UNPACK_SOURCE, unpack_defines(bits, codebook)
-            for defines in slab_variants(slab.cluster, device).values():
+            for defines in slab_variants(device).values():
                 yield SLAB_SOURCE, defines
 
 

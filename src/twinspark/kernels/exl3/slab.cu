@@ -2,8 +2,7 @@
 // decoded into a slab of fp16 by unpack.cu, and are multiplied by plain matrix instructions that take both operands from
 // shared memory, with an accumulator of the chunk and one of the chunks before it.
 //
-// Macros: ROWS of a block (128, 160 or 192), STAGES of the ring of 64-input parts, CLUSTER 1, or 2 blocks of
-// neighbouring columns that share their rows.
+// Macros: ROWS of a block (128, 160 or 192), STAGES of the ring of 64-input parts.
 #include "common.cuh"
 #include "wide.cuh"
 
@@ -100,41 +99,9 @@ __device__ __forceinline__ void wgmma(float c[ROW_TILES][4], u64 a, u64 b) {
 __device__ __forceinline__ void workers_sync() {
   asm volatile("bar.sync 1, %0;" ::"n"(32 * WARPS) : "memory");
 }
-#if CLUSTER > 1
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-__device__ __forceinline__ u32 cluster_rank() {
-  u32 rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-#else
-__device__ __forceinline__ void cluster_sync() { __syncthreads(); }
-__device__ __forceinline__ u32 cluster_rank() { return 0; }
-#endif
-// A warp has left a stage: tells all blocks that copy into it.
+// A warp has left a stage.
 __device__ __forceinline__ void leave_stage(u32 empty, int lane) {
-#if CLUSTER > 1
-  if (lane < CLUSTER)
-    asm volatile(
-        "{\n .reg .b32 there;\n mapa.shared::cluster.u32 there, %0, %1;\n"
-        " mbarrier.arrive.shared::cluster.b64 _, [there];\n }" ::"r"(empty), "r"(lane) : "memory");
-#else
   if (lane == 0) asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(empty) : "memory");
-#endif
-}
-// This block's share of a part's rows, to all blocks of the cluster.
-__device__ __forceinline__ void copy_rows(u32 to, const char* from, u32 rank, u32 full) {
-#if CLUSTER > 1
-  constexpr u32 SHARE = X_BYTES / CLUSTER;
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
-      ::"r"(to + rank * SHARE), "l"(from + rank * SHARE), "r"(SHARE), "r"(full), "h"((u16)((1 << CLUSTER) - 1))
-      : "memory");
-#else
-  bulk_copy(to, from, X_BYTES, full);
-#endif
 }
 
 // Eight rows of sums a warp, rotated, scaled and stored.
@@ -159,13 +126,9 @@ __device__ __forceinline__ void finish_rows(const float* sums, const Output& out
   }
 }
 
-// xr as exl3_rotate_wide leaves it, `slab` as exl3_unpack does from column `first` on. grid (M / ROWS up, columns / 128),
-// the second a multiple of CLUSTER; of the third warpgroup one warp asks for bytes, and the others get its registers.
-extern "C" __global__ void
-#if CLUSTER > 1
-__cluster_dims__(1, CLUSTER, 1)
-#endif
-__launch_bounds__(32 * WARPS + 128, 1) exl3_slab(
+// xr as exl3_rotate_wide leaves it, `slab` as exl3_unpack does from column `first` on. grid (M / ROWS up, columns / 128);
+// of the third warpgroup one warp asks for bytes, and the others get its registers.
+extern "C" __global__ void __launch_bounds__(32 * WARPS + 128, 1) exl3_slab(
     const u16* __restrict__ slab, const u16* __restrict__ svh, const u16* __restrict__ bias,
     const u16* __restrict__ xr, void* __restrict__ y, int M, int K, int N, int first, int y_type) {
   extern __shared__ __align__(128) unsigned char shared[];
@@ -173,24 +136,23 @@ __launch_bounds__(32 * WARPS + 128, 1) exl3_slab(
   const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31, parts = K / PART_INPUTS;
   const u32 full_at = smem_address(full), empty_at = smem_address(empty), shared_at = smem_address(shared);
   if (tid == 0) {
-    for (int i = 0; i < STAGES; i++) { barrier_init(full_at + 8 * i, 1); barrier_init(empty_at + 8 * i, WARPS * CLUSTER); }
+    for (int i = 0; i < STAGES; i++) { barrier_init(full_at + 8 * i, 1); barrier_init(empty_at + 8 * i, WARPS); }
     barriers_ready();
   }
-  cluster_sync();
+  __syncthreads();
   let_consumer_start();
   if (warp >= WARPS) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     wait_for_producer();
     const char* rows = (const char*)(xr + (u64)blockIdx.x * K * ROWS);
     const char* weights = (const char*)(slab + (u64)blockIdx.y * K * COLUMNS);
-    const u32 rank = cluster_rank();
     int stage = 0, parity = 1;
     for (int part = 0; part < parts && warp == WARPS; part++) {
       const u32 to = shared_at + stage * STAGE_BYTES, full_here = full_at + 8 * stage;
       if (part >= STAGES) barrier_wait(empty_at + 8 * stage, parity);
       if (lane == 0) {
         barrier_expect(full_here, STAGE_BYTES);
-        copy_rows(to, rows + (u64)part * X_BYTES, rank, full_here);
+        bulk_copy(to, rows + (u64)part * X_BYTES, X_BYTES, full_here);
         bulk_copy(to + X_BYTES, weights + (u64)part * W_BYTES, W_BYTES, full_here);
       }
       __syncwarp();
@@ -240,6 +202,4 @@ __launch_bounds__(32 * WARPS + 128, 1) exl3_slab(
     workers_sync();
     finish_rows(sums, {svh, bias, y, y_type}, M, N, blockIdx.x * ROWS, first + blockIdx.y * COLUMNS);
   }
-  __syncwarp();
-  cluster_sync();  // a block stays while others may still tell it something
 }
