@@ -185,8 +185,7 @@ def _slab_ring(block_rows: int, device: Device) -> tuple[int, int]:
 def slab_variants(device: Device) -> dict[int, dict[str, int]]:
     """Macros of slab.cu for each number of rows that `plan_slab` may choose."""
     return {
-        rows: {"ROWS": rows, "STAGES": _slab_ring(rows, device)[0]}
-        for rows in _SLAB_BLOCK_ROWS
+        rows: {"ROWS": rows, "STAGES": _slab_ring(rows, device)[0]} for rows in _SLAB_BLOCK_ROWS
     }
 
 
