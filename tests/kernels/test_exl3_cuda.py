@@ -1,5 +1,6 @@
 """CUDA body of the EXL3 product: every variant compiles; on a GPU float64, bits and refusals."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,11 +9,20 @@ from tests.kernels.exl3_data import random_matrix
 
 from twinspark.errors import KernelUnsupported
 from twinspark.kernels.cuda.compile import ARCHITECTURES, compile_cubin
-from twinspark.kernels.exl3 import Codebook, Exl3Matrix, PreparedExl3, exl3_linear, prepare_exl3
+from twinspark.kernels.exl3 import (
+    Codebook,
+    Exl3Matrix,
+    PreparedExl3,
+    cuda,
+    exl3_linear,
+    prepare_exl3,
+)
 from twinspark.kernels.exl3.choose import exl3_product, prepare_product
 from twinspark.kernels.exl3.cuda import (
     ROWS_SOURCE,
+    SLAB_SOURCE,
     TILES_SOURCE,
+    UNPACK_SOURCE,
     CudaExl3,
     exl3_rows,
     prepare_exl3_cuda,
@@ -21,11 +31,15 @@ from twinspark.kernels.exl3.cuda_plan import (
     MOST_ROWS,
     Device,
     RowsPlan,
+    SlabPlan,
     plan_rows,
+    plan_slab,
     plan_tiles,
     prefer_tiles,
     rows_defines,
+    slab_variants,
     tiles_defines,
+    unpack_defines,
 )
 
 H200 = Device(processors=132, shared=232448, wgmma=True)
@@ -53,6 +67,33 @@ def test_tiles_compile(bits: int, arch: str) -> None:
     defines = tiles_defines(bits, Codebook.MUL1, plan_tiles(bits, DEVICES[arch]))
     cubin = compile_cubin(TILES_SOURCE, arch=arch, defines=defines)
     assert all(name in cubin for name in (b"exl3_rotate_tiled", b"exl3_tiles"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs"), [(2048, 5120, 2304), (4096, 4096, 1024), (2048, 640, 3200)]
+)
+def test_slabs_compile(rows: int, inputs: int, outputs: int) -> None:  # for one device only
+    plan = plan_slab(rows, inputs, outputs, H200)
+    assert plan is not None and plan_slab(rows, inputs, outputs, GB10) is None
+    defines = slab_variants(H200)[plan.rows]
+    cubin = compile_cubin(SLAB_SOURCE, arch="sm_90a", defines=defines)
+    assert all(name in cubin for name in (b"exl3_rotate_wide", b"exl3_slab"))
+    cubin = compile_cubin(
+        UNPACK_SOURCE, arch="sm_90a", defines=unpack_defines(5, Codebook.THREEINST)
+    )
+    assert b"exl3_unpack" in cubin
+
+
+def test_slabs_are_bounded() -> None:
+    for inputs, outputs in SHAPES_OF_PLANS:
+        assert plan_slab(1023, inputs, outputs, H200) is None
+        for rows in (1024, 2048, 4096, 10000):
+            plan = plan_slab(rows, inputs, outputs, H200)
+            assert plan is not None
+            assert plan.columns * inputs * 2 <= 64 << 20 and plan.shared + 2048 <= H200.shared
+            assert plan.columns % 128 == 0
+            stages = slab_variants(H200)[plan.rows]["STAGES"]
+            assert stages * 64 * (plan.rows + 128) * 2 <= plan.shared and stages >= 2
 
 
 def test_compiled_code_is_kept_and_found_again(tmp_path: Path) -> None:
@@ -203,10 +244,58 @@ def test_prompt_rows_have_the_bits_of_decode(bits: int) -> None:
         assert many.isfinite().all()
 
 
+def with_rows(plan: SlabPlan | None, rows: int) -> SlabPlan | None:
+    """The plan with blocks of so many rows, where it is one."""
+    if plan is None:
+        return None
+    stages = slab_variants(H200)[rows]["STAGES"]
+    shared = max(stages * 64 * (rows + 128) * 2, rows * 4 * 132)
+    return replace(plan, rows=rows, shared=shared)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("block_rows", [128, 160, 192])
+def test_rows_through_slabs_have_the_bits_of_decode(
+    block_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("slabs are multiplied by instructions of compute capability 9.0")
+    monkeypatch.setattr(
+        cuda, "slab_plan", lambda index, *shape: with_rows(plan_slab(*shape, H200), block_rows)
+    )
+    for inputs, outputs, count in ((640, 384, 1024), (1152, 1280, 1537), (5120, 2304, 2048)):
+        prepared = prepared_on_gpu(random_matrix(inputs, outputs, bits2=6, seed=2, bias=True))
+        x = rows_of(count, inputs, seed=3).bfloat16()
+        x[7], x[count - 3] = float("nan"), 1e30
+        many = exl3_rows(x, prepared, out=poisoned(count, outputs), out_dtype=torch.float32)
+        fewer = [exl3_rows(part, prepared, out_dtype=torch.float32) for part in x.split(24)]
+        again = exl3_rows(x.float(), prepared, out_dtype=torch.bfloat16)
+        assert all(y[7].isnan().all() for y in (many, again))
+        kept = [i for i in range(count) if i != 7]
+        alone = torch.cat(fewer)
+        assert torch.equal(many[kept].view(torch.int32), alone[kept].view(torch.int32))
+        assert torch.equal(again[kept], many[kept].bfloat16())
+
+
+@pytest.mark.gpu
+def test_several_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = prepared_on_gpu(random_matrix(640, 1280, bits2=10, seed=2, bias=True))
+    x = rows_of(1100, 640).bfloat16()
+    one = exl3_rows(x, prepared)
+
+    def small(index: int, rows: int, inputs: int, outputs: int) -> SlabPlan | None:
+        return plan_slab(rows, inputs, outputs, cuda.device_of(index), most_bytes=600 * 1024)
+
+    monkeypatch.setattr(cuda, "slab_plan", small)
+    plan = small(0, 1100, 640, 1280)
+    assert plan is None or plan.columns == 384
+    assert torch.equal(exl3_rows(x, prepared), one)
+
+
 @pytest.mark.gpu
 def test_captured_equals_eager() -> None:
     prepared = prepared_on_gpu(random_matrix(2304, 5120, bits2=6, seed=2))
-    for count in (1, 8, 24, 40, 300):
+    for count in (1, 8, 24, 40, 300, 1100):
         x = rows_of(count, 2304).bfloat16()
         eager = exl3_rows(x, prepared)
         out = torch.zeros_like(eager)

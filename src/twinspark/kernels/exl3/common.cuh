@@ -234,6 +234,11 @@ __device__ __forceinline__ void finish_values(float v[4], const u16* svh) {
   scale_four(v, *(const uint2*)svh);
 }
 struct Output { const u16 *svh, *bias; void* y; int type; };
+__device__ __forceinline__ void store_four(const float v[4], const Output& out, u64 at) {
+  if (out.type == TYPE_FP32) *(float4*)((float*)out.y + at) = make_float4(v[0], v[1], v[2], v[3]);
+  else if (out.type == TYPE_BF16) *(uint2*)((u16*)out.y + at) = make_uint2(to_bf162(v[0], v[1]), to_bf162(v[2], v[3]));
+  else *(uint2*)((u16*)out.y + at) = make_uint2(to_half2(v[0], v[1]), to_half2(v[2], v[3]));
+}
 // Rotates a row's 128 outputs, scales, adds the bias and stores; `column` is the lane's first.
 __device__ __forceinline__ void finish_row(float v[4], const Output& out, u64 row_start, int column) {
   finish_values(v, out.svh + column);
@@ -242,10 +247,7 @@ __device__ __forceinline__ void finish_row(float v[4], const Output& out, u64 ro
     v[0] += half_to_float(b.x & 0xffff); v[1] += half_to_float(b.x >> 16);
     v[2] += half_to_float(b.y & 0xffff); v[3] += half_to_float(b.y >> 16);
   }
-  const u64 at = row_start + column;
-  if (out.type == TYPE_FP32) *(float4*)((float*)out.y + at) = make_float4(v[0], v[1], v[2], v[3]);
-  else if (out.type == TYPE_BF16) *(uint2*)((u16*)out.y + at) = make_uint2(to_bf162(v[0], v[1]), to_bf162(v[2], v[3]));
-  else *(uint2*)((u16*)out.y + at) = make_uint2(to_half2(v[0], v[1]), to_half2(v[2], v[3]));
+  store_four(v, out, row_start + column);
 }
 // Chunk sums of a row's four columns, added ascending; AHEAD loads are under way at a time.
 template <int AHEAD = 16>

@@ -26,17 +26,23 @@ from twinspark.kernels.exl3.cuda_plan import (
     MOST_ROWS,
     Device,
     RowsPlan,
+    SlabPlan,
     TilesPlan,
     plan_rows,
+    plan_slab,
     plan_tiles,
     prefer_tiles,
     rows_defines,
+    slab_variants,
     tiles_defines,
+    unpack_defines,
 )
 from twinspark.kernels.exl3.linear import CHUNK_INPUTS, Exl3Matrix
 
 ROWS_SOURCE = Path(__file__).with_name("rows.cu")
 TILES_SOURCE = Path(__file__).with_name("tiles.cu")
+SLAB_SOURCE = Path(__file__).with_name("slab.cu")
+UNPACK_SOURCE = Path(__file__).with_name("unpack.cu")
 TYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 
 
@@ -150,6 +156,10 @@ def exl3_rows(
         )
     x_TK = _aligned(x_TK)
     with on_device(x_TK.device):
+        slab = slab_plan(x_TK.device.index, *x_TK.shape, prepared.out_features)
+        if slab is not None:
+            _launch_slab(x_TK, prepared, out, slab)
+            return out
         tiles = _tiles_for(x_TK, prepared)
         if tiles is not None:
             _launch_tiles(x_TK, prepared, out, tiles)
@@ -212,6 +222,22 @@ def rows_plan(index: int, rows: int, inputs: int, outputs: int, bits: int) -> Ro
     return plan_rows(rows, inputs, outputs, bits, device_of(index))
 
 
+@cache
+def slab_plan(index: int, rows: int, inputs: int, outputs: int) -> SlabPlan | None:
+    """`plan_slab` for a CUDA device."""
+    return plan_slab(rows, inputs, outputs, device_of(index))
+
+
+@cache
+def _slab_modules(index: int, cache_dir: Path | None) -> dict[int, CudaModule]:
+    """By rows of a block; all at once, so that no later prompt waits for the compiler."""
+    variants = slab_variants(device_of(index))
+    return {
+        rows: module_of(SLAB_SOURCE, index, tuple(defines.items()), cache_dir)
+        for rows, defines in variants.items()
+    }
+
+
 def _tiles_for(x_TK: Tensor, prepared: CudaExl3) -> TilesPlan | None:
     """The plan of tiles.cu where it is the faster kernel, else None."""
     device = device_of(x_TK.device.index)
@@ -272,3 +298,31 @@ def _launch_tiles(x_MK: Tensor, prepared: CudaExl3, y_MN: Tensor, plan: TilesPla
         ),
         shared=plan.shared,
     )
+
+
+def _launch_slab(x_MK: Tensor, prepared: CudaExl3, y_MN: Tensor, plan: SlabPlan) -> None:
+    num, inputs = x_MK.shape
+    outputs, index, device = prepared.out_features, x_MK.device.index, x_MK.device
+    kept = prepared.cache_dir
+    defines = unpack_defines(prepared.bits, prepared.codebook)
+    unpack = module_of(UNPACK_SOURCE, index, tuple(defines.items()), kept)
+    module = _slab_modules(index, kept)[plan.rows]
+    blocks = -(-num // plan.rows)
+    rows = torch.empty(blocks * plan.rows, inputs, dtype=torch.float16, device=device)
+    args = (x_MK, prepared.suh_K, rows, num, inputs, x_MK.stride(0), TYPES[x_MK.dtype])
+    module.launch("exl3_rotate_wide", (inputs // 128, -(-num // 32), 1), 128, args)
+    slab = torch.empty(plan.columns, inputs, dtype=torch.float16, device=device)
+    scales = (prepared.svh_N, prepared.bias_N)
+    for first in range(0, outputs, plan.columns):
+        columns = min(plan.columns, outputs - first) // 128
+        sizes = (inputs, outputs, first)
+        unpack.launch(
+            "exl3_unpack", (columns, inputs // 128, 1), 256, (prepared.trellis, slab, *sizes)
+        )
+        module.launch(
+            "exl3_slab",
+            (blocks, columns, 1),
+            384,
+            (slab, *scales, rows, y_MN, num, *sizes, TYPES[y_MN.dtype]),
+            shared=plan.shared,
+        )

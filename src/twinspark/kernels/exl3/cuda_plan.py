@@ -20,6 +20,11 @@ _FUSED_WORK = 24
 _SUM_PITCH_BYTES = 4 * 132  # of a row of sums in tiles.cu
 _PART_INPUTS = 128  # of a stage of the ring in tiles.cu
 _MOST_STAGES = 4
+_SLAB_ROWS = 1024  # from so many on, decoding apart is worth its launch
+_SLAB_BYTES = 64 << 20
+_SLAB_BLOCK_ROWS = (192, 160, 128)
+_SLAB_PART_INPUTS = 64
+_SLAB_TAIL = 8  # rows that a block's start and end cost as much as
 
 
 @dataclass(frozen=True)
@@ -132,6 +137,61 @@ def tiles_defines(bits: int, codebook: Codebook, plan: TilesPlan) -> dict[str, i
         "WGMMA": int(plan.wgmma),
         "RESIDENT": plan.resident,
     }
+
+
+@dataclass(frozen=True)
+class SlabPlan:
+    """How a product of very many rows goes through a slab of decoded weights; changes no bit.
+
+    Attributes:
+        rows: of a block of slab.cu.
+        columns: decoded at a time, at most.
+        shared: dynamic shared memory of a block.
+    """
+
+    rows: int
+    columns: int
+    shared: int
+
+
+def plan_slab(
+    rows: int, inputs: int, outputs: int, device: Device, *, most_bytes: int = _SLAB_BYTES
+) -> SlabPlan | None:
+    """Blocks of slab.cu for so many rows, or None where they are too few or it cannot run.
+
+    The slab holds `most_bytes` at most (a block of columns at least). Rows of a block are those
+    whose last wave of blocks wastes least.
+    """
+    if not device.wgmma or rows < _SLAB_ROWS:
+        return None
+    columns = min(outputs, max(most_bytes // (2 * inputs) // 128, 1) * 128)
+
+    def busy(block_rows: int) -> int:
+        blocks = -(-rows // block_rows)
+        slabs = [min(columns, outputs - first) // 128 for first in range(0, outputs, columns)]
+        return sum(-(-blocks * s // device.processors) for s in slabs) * (block_rows + _SLAB_TAIL)
+
+    best = min(_SLAB_BLOCK_ROWS, key=busy)
+    stages, stage = _slab_ring(best, device)
+    return SlabPlan(best, columns, max(stages * stage, best * _SUM_PITCH_BYTES))
+
+
+def _slab_ring(block_rows: int, device: Device) -> tuple[int, int]:
+    """Stages and bytes of one."""
+    stage = (block_rows + 128) * 2 * _SLAB_PART_INPUTS
+    return (device.shared - _STATIC_BYTES) // stage, stage
+
+
+def slab_variants(device: Device) -> dict[int, dict[str, int]]:
+    """Macros of slab.cu for each number of rows that `plan_slab` may choose."""
+    return {
+        rows: {"ROWS": rows, "STAGES": _slab_ring(rows, device)[0]} for rows in _SLAB_BLOCK_ROWS
+    }
+
+
+def unpack_defines(bits: int, codebook: Codebook) -> dict[str, int]:
+    """Macros of unpack.cu for one kind of matrix."""
+    return {"BITS": bits, "CODEBOOK": CODEBOOKS[codebook]}
 
 
 def prefer_tiles(rows: int, inputs: int, outputs: int, plan: TilesPlan, device: Device) -> bool:

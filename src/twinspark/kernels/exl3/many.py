@@ -16,8 +16,10 @@ from twinspark.kernels.cuda.launch import on_device
 from twinspark.kernels.exl3.codebook import Codebook
 from twinspark.kernels.exl3.cuda import (
     ROWS_SOURCE,
+    SLAB_SOURCE,
     TILES_SOURCE,
     TYPES,
+    UNPACK_SOURCE,
     CudaExl3,
     device_of,
     exl3_rows,
@@ -27,11 +29,16 @@ from twinspark.kernels.exl3.cuda_plan import (
     MOST_ROWS,
     Device,
     plan_rows,
+    plan_slab,
     plan_tiles,
     rows_defines,
+    slab_variants,
     tiles_defines,
+    unpack_defines,
 )
 from twinspark.kernels.exl3.linear import CHUNK_INPUTS
+
+_MANY_PROMPT_ROWS = 4096  # enough for every kernel of prompts
 
 
 @dataclass(frozen=True)
@@ -120,6 +127,11 @@ def cuda_variants(
             yield ROWS_SOURCE, defines
     if count == 1:
         yield TILES_SOURCE, tiles_defines(bits, codebook, plan_tiles(bits, device))
+        slab = plan_slab(_MANY_PROMPT_ROWS, inputs, outputs, device)
+        if slab is not None:
+            yield UNPACK_SOURCE, unpack_defines(bits, codebook)
+            for defines in slab_variants(device).values():
+                yield SLAB_SOURCE, defines
 
 
 def _is_aligned(x: Tensor) -> bool:

@@ -67,6 +67,8 @@ __device__ __forceinline__ void multiply_rows(
   Words words[2];
   load_words(words[0], tiles, at);
   load_words(words[1], tiles + WARPS * TILE_WORDS, at);
+  // said to be one for all lanes, so that descriptors are made in uniform registers
+  const u64 rows = rows_descriptor(__shfl_sync(0xffffffffu, x_at, 0));
 #pragma unroll
   for (int t = 0; t < PART; t += 2) {
     u32(*turn)[4] = w[t / 2 % 2];
@@ -78,8 +80,8 @@ __device__ __forceinline__ void multiply_rows(
       load_words(words[1], tiles + (t + 3) * WARPS * TILE_WORDS, at);
     }
     wgmma_fence();
-    wgmma(acc, turn[0], rows_descriptor(x_at + t * 2 * ROWS * 16));
-    wgmma(acc, turn[1], rows_descriptor(x_at + (t + 1) * 2 * ROWS * 16));
+    wgmma(acc, turn[0], rows + t * 2 * ROWS);
+    wgmma(acc, turn[1], rows + (t + 1) * 2 * ROWS);
     wgmma_commit();
   }
   wgmma_wait<0>();

@@ -311,7 +311,7 @@ class _Prompt:
         inputs = self._empty(2, self._window, hidden, dtype=torch.float16)
         gate_up = self._empty(2, self._window, width, dtype=torch.float32)
         act = self._empty(self._window, width, dtype=torch.float16)
-        y = self._empty(self._window, hidden, dtype=torch.float32)
+        y = inputs.view(torch.float32).view(self._window, hidden)  # inputs have been read by then
         several = self._windows > 1
         total = self._empty(*self._x_TD.shape, dtype=torch.float32) if several else None
         for shard, out_TD in zip(self._shards, out_STD, strict=True):

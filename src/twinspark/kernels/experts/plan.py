@@ -16,7 +16,7 @@ _DECODE_RESIDENT = {4: 6, 8: 3}  # blocks an SM the compiler leaves registers fo
 _DECODE_FEW_ROWS = 4  # 1 and 2 were measured; gate and up gain from 8 warps at 6, too
 _STATIC_BYTES = 1536  # at most, of a block's own and the system's share
 _TOTAL_ROW_BYTES = 4 * 128
-WINDOW_ROWS = 8192
+WINDOW_ROWS = 16384
 MOST_ROUTER_FEW_ROWS = 256
 """Rows whose inputs are split over blocks; more take a kernel of their own."""
 

@@ -10,6 +10,7 @@
 // of ROWS rows at 8 bits at least), WGMMA, RESIDENT blocks an SM at least, TOTALS_SHARED 1 to keep sums
 // of chunks in shared memory behind the ring, CODEBOOK_MASK codebooks in use.
 #include "../exl3/common.cuh"
+#include "../exl3/wide.cuh"
 #include "tables.cuh"
 #if WGMMA
 #include "wgmma.cuh"
@@ -20,6 +21,7 @@
 #define GROUP_BYTES (8 * PART_INPUTS * 2)  // of 8 rows in a part
 #define MOST_STAGES 4
 #define MOST_EXPERTS 1024  // the shared one counted
+#define MOST_PLACES 16     // of a row, the shared expert's counted
 #define BATCH 8            // ids a thread asks for at once
 
 struct __align__(16) Item { int expert, first, count, unused; };
@@ -116,10 +118,10 @@ extern "C" __global__ void __launch_bounds__(1024) experts_group(
   }
 }
 
-// Where a lane's 32 values of a part of a group of 8 rows go: four runs of 8, 64 apart.
+// Where a lane's 32 values of a part of a group of 8 rows go: eight runs of 4, 128 apart.
 __device__ __forceinline__ u64 tiled(int group, int part, int groups) {
   const int lane = threadIdx.x & 31;
-  return ((u64)part * groups + group) * (GROUP_BYTES / 2) + (lane & 3) * 256 + (lane >> 2) * 8;
+  return ((u64)part * groups + group) * (GROUP_BYTES / 2) + (lane >> 1 & 1) * 64 + (lane >> 2) * 8 + (lane & 1) * 4;
 }
 // Rows of a window for gate and up; a warp takes a part of 8 rows. grid (row groups of a window, parts
 // / 8 up).
@@ -130,23 +132,18 @@ extern "C" __global__ void __launch_bounds__(256) experts_rotate(
   let_consumer_start();
   wait_for_producer();
   if (group >= *num_groups || part >= inputs / PART_INPUTS) return;
-  const int pair = pair_of_row[group * 8 + (lane >> 2)], k = part * PART_INPUTS + 32 * (lane & 3);
+  const int pair = pair_of_row[group * 8 + (lane >> 2)], k = part * PART_INPUTS + 4 * (lane & 3);
   const Matrix* m = table + expert_of_group[group] * 3;
   const u64 to = tiled(blockIdx.x, part, gridDim.x);
-  uint4 packed[4] = {};  // rows of padding are zeros
+  uint2 packed[8] = {};  // rows of padding are zeros
   if (pair >= 0)
 #pragma unroll
-    for (int i = 0; i < 4; i++) packed[i] = ((const uint4*)(x + (u64)(pair / (places + 1)) * inputs + k))[i];
+    for (int i = 0; i < 8; i++) packed[i] = *(const uint2*)(x + (u64)(pair / (places + 1)) * inputs + k + 16 * i);
 #pragma unroll 1
   for (int which = 0; which < 2; which++) {
     float v[32];
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const u32 words[4] = {packed[i].x, packed[i].y, packed[i].z, packed[i].w};
-#pragma unroll
-      for (int j = 0; j < 8; j++)
-        v[8 * i + j] = __uint_as_float(j & 1 ? words[j / 2] & 0xffff0000u : words[j / 2] << 16);
-    }
+    for (int i = 0; i < 8; i++) widen({packed[i].x, packed[i].y, 0, 0}, TYPE_BF16, v + 4 * i);
     rotate_wide(v, m[which].suh + k, (which ? up_x : gate_x) + to);
   }
 }
@@ -159,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(128) experts_act_tiled(
   let_consumer_start();
   wait_for_producer();
   if (group >= *num_groups || part >= width / PART_INPUTS) return;
-  const int pair = pair_of_row[group * 8 + (lane >> 2)], column = part * PART_INPUTS + 32 * (lane & 3);
+  const int pair = pair_of_row[group * 8 + (lane >> 2)], column = part * PART_INPUTS + 4 * (lane & 3);
   const int place = max(pair, 0) % (places + 1), row = max(pair, 0) / (places + 1);
   const float weight = place == places ? 1.f : weights[row * places + place];
   const Matrix* m = table + expert_of_group[group] * 3;
@@ -195,6 +192,8 @@ __device__ __forceinline__ void multiply_part(
   WordsOf<BITS> words[2];
   load_words(words[0], tiles, at);
   load_words(words[1], tiles + PITCH, at);
+  // said to be one for all lanes, so that descriptors are made in uniform registers
+  const u64 rows = rows_descriptor(__shfl_sync(0xffffffffu, x_at, 0));
 #pragma unroll
   for (int t = 0; t < PART; t += 2) {
     u32(*turn)[4] = w[t / 2 % 2];
@@ -206,8 +205,8 @@ __device__ __forceinline__ void multiply_part(
       load_words(words[1], tiles + (t + 3) * PITCH, at);
     }
     wgmma_fence();
-    wgmma<TILES>(acc, turn[0], rows_descriptor(x_at + t * 256));
-    wgmma<TILES>(acc, turn[1], rows_descriptor(x_at + (t + 1) * 256));
+    wgmma<TILES>(acc, turn[0], rows + t * 16);
+    wgmma<TILES>(acc, turn[1], rows + (t + 1) * 16);
     wgmma_commit();
   }
   wgmma_wait<0>();
@@ -393,40 +392,50 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT) experts_tiles
 extern "C" __global__ void __launch_bounds__(128) experts_add(
     const Matrix* table, const float* sums, const int* row_of_pair, const int* expert_of_group,
     float* total, u16* out, int rows, int places, int outputs, int first_row, int window_rows, int last) {
-  const int lane = threadIdx.x & 31, row = blockIdx.y * 8 + (lane >> 2);
-  const int column = (blockIdx.x * 4 + (threadIdx.x >> 5)) * 128 + 32 * (lane & 3);
+  // where each place's outputs and their scales are: found by a thread each, so that no sum waits for a chain of loads
+  __shared__ int froms[8][MOST_PLACES];
+  __shared__ const u16* scales[8][MOST_PLACES];
+  const int lane = threadIdx.x & 31, here_row = lane >> 2, row = blockIdx.y * 8 + here_row;
+  const int column = (blockIdx.x * 4 + (threadIdx.x >> 5)) * 128 + 4 * (lane & 3);
   let_consumer_start();
   wait_for_producer();
+  {
+    const int r = threadIdx.x / MOST_PLACES, place = threadIdx.x % MOST_PLACES, its_row = blockIdx.y * 8 + r;
+    int from = -1;
+    if (its_row < rows && place <= places) from = row_of_pair[its_row * (places + 1) + place] - first_row;
+    const bool is_here = from >= 0 && from < window_rows;
+    froms[r][place] = is_here ? from : -1;
+    if (is_here) scales[r][place] = table[expert_of_group[(from + first_row) / 8] * 3 + 2].svh;
+  }
+  __syncthreads();
   if (column >= outputs) return;
-  const int* own = row_of_pair + row * (places + 1);
   u32 here = 0;  // places with outputs in this window
-  if (row < rows)
-    for (int place = 0; place <= places; place++) {
-      const int from = own[place] - first_row;
-      if (from >= 0 && from < window_rows) here |= 1u << place;
-    }
+  for (int place = 0; place <= places; place++) here |= (froms[here_row][place] >= 0 ? 1u : 0u) << place;
   const u64 at = (u64)row * outputs + column;
   float sum[32] = {};
   if (first_row > 0 && row < rows)
 #pragma unroll
-    for (int i = 0; i < 32; i += 4) {
-      const float4 t = *(const float4*)(total + at + i);
-      sum[i] = t.x; sum[i + 1] = t.y; sum[i + 2] = t.z; sum[i + 3] = t.w;
+    for (int i = 0; i < 8; i++) {
+      const float4 t = *(const float4*)(total + at + 16 * i);
+      sum[4 * i] = t.x; sum[4 * i + 1] = t.y; sum[4 * i + 2] = t.z; sum[4 * i + 3] = t.w;
     }
   while (__any_sync(0xffffffffu, here)) {
     const bool mine = here != 0;
-    const int from = mine ? own[__ffs(here) - 1] : first_row;
+    const int place = __ffs(here) - 1;
     here &= here - 1;
-    float v[32];
-    finish_wide(v, sums + (u64)(from - first_row) * outputs + column, table[expert_of_group[from / 8] * 3 + 2].svh + column);
+    float v[32] = {};
+    if (mine) load_wide(v, sums + (u64)froms[here_row][place] * outputs + column);
+    hadamard_wide(v);
+    if (mine) scale_wide(v, scales[here_row][place] + column);
     if (mine)
 #pragma unroll
       for (int i = 0; i < 32; i++) sum[i] += v[i];
   }
   if (row >= rows) return;
 #pragma unroll
-  for (int i = 0; i < 32; i += 4) {
-    if (last) *(uint2*)(out + at + i) = bf16_four(sum + i);
-    else *(float4*)(total + at + i) = make_float4(sum[i], sum[i + 1], sum[i + 2], sum[i + 3]);
+  for (int i = 0; i < 8; i++) {
+    const float* s = sum + 4 * i;
+    if (last) *(uint2*)(out + at + 16 * i) = bf16_four(s);
+    else *(float4*)(total + at + 16 * i) = make_float4(s[0], s[1], s[2], s[3]);
   }
 }

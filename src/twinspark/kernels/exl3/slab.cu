@@ -1,0 +1,205 @@
+// Products of very many rows with one EXL3 matrix on compute capability 9.0, in the bits of rows.cu: weights were
+// decoded into a slab of fp16 by unpack.cu, and are multiplied by plain matrix instructions that take both operands from
+// shared memory, with an accumulator of the chunk and one of the chunks before it.
+//
+// Macros: ROWS of a block (128, 160 or 192), STAGES of the ring of 64-input parts.
+#include "common.cuh"
+#include "wide.cuh"
+
+#define WARPS 8
+#define ROW_TILES (ROWS / 8)
+#define PART_INPUTS 64
+#define COLUMNS 128
+#define X_BYTES (ROWS * PART_INPUTS * 2)
+#define W_BYTES (COLUMNS * PART_INPUTS * 2)
+#define STAGE_BYTES (X_BYTES + W_BYTES)
+#define SUM_PITCH 132
+
+// x [M, K] to rotated fp16 in blocks' order: [M / ROWS up][K / 8][ROWS][8], so that a part of a block's rows is one
+// run of bytes and 8 rows by 8 inputs are 128 of them. A warp takes 128 inputs of 8 rows. grid (K / 128, M / 32 up).
+extern "C" __global__ void __launch_bounds__(128) exl3_rotate_wide(
+    const void* __restrict__ x, const u16* __restrict__ suh, u16* __restrict__ out,
+    int M, int K, int x_pitch, int x_type) {
+  let_consumer_start();
+  const int lane = threadIdx.x & 31, row = blockIdx.y * 32 + (threadIdx.x >> 5) * 8 + (lane >> 2);
+  const int k = 128 * blockIdx.x + 4 * (lane & 3);
+  wait_for_producer();
+  Four f[8];
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    f[i] = {0, 0, 0, 0};
+    if (row < M) f[i] = load_four(x, (u64)row * x_pitch + k + 16 * i, x_type);
+  }
+  float v[32];
+#pragma unroll
+  for (int i = 0; i < 8; i++) widen(f[i], x_type, v + 4 * i);
+  scale_wide(v, suh + k);
+  hadamard_wide(v);
+  if (row >= M) return;
+  u16* to = out + (((u64)(row / ROWS) * (K / 8) + k / 8) * ROWS + row % ROWS) * 8 + k % 8;
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    uint2 o;
+    o.x = to_half2(clamp_half(v[4 * i]), clamp_half(v[4 * i + 1]));
+    o.y = to_half2(clamp_half(v[4 * i + 2]), clamp_half(v[4 * i + 3]));
+    *(uint2*)(to + (u64)2 * i * ROWS * 8) = o;
+  }
+}
+
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+// LINES rows or columns in shared memory: 8 x 8 blocks of 128 bytes, LINES lines apart along inputs.
+template <int LINES> __device__ __forceinline__ u64 descriptor(u32 address) {
+  return (u64)((address >> 4) & 0x3fff) | (u64)LINES << 16 | (u64)(128 >> 4) << 32;
+}
+#define ACC8(i) \
+  "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3]), \
+  "+f"(c[i + 1][0]), "+f"(c[i + 1][1]), "+f"(c[i + 1][2]), "+f"(c[i + 1][3])
+__device__ __forceinline__ void wgmma(float c[ROW_TILES][4], u64 a, u64 b) {
+#if ROWS == 128
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+      "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63},"
+      " %64, %65, 1, 1, 1, 0, 0;"
+      : ACC8(0), ACC8(2), ACC8(4), ACC8(6), ACC8(8), ACC8(10), ACC8(12), ACC8(14)
+      : "l"(a), "l"(b));
+#elif ROWS == 160
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n160k16.f32.f16.f16 {"
+      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+      "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"
+      "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79},"
+      " %80, %81, 1, 1, 1, 0, 0;"
+      : ACC8(0), ACC8(2), ACC8(4), ACC8(6), ACC8(8), ACC8(10), ACC8(12), ACC8(14),
+        ACC8(16), ACC8(18)
+      : "l"(a), "l"(b));
+#elif ROWS == 192
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n192k16.f32.f16.f16 {"
+      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+      "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"
+      "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,"
+      "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95},"
+      " %96, %97, 1, 1, 1, 0, 0;"
+      : ACC8(0), ACC8(2), ACC8(4), ACC8(6), ACC8(8), ACC8(10), ACC8(12), ACC8(14),
+        ACC8(16), ACC8(18), ACC8(20), ACC8(22)
+      : "l"(a), "l"(b));
+#endif
+}
+__device__ __forceinline__ void workers_sync() {
+  asm volatile("bar.sync 1, %0;" ::"n"(32 * WARPS) : "memory");
+}
+// A warp has left a stage.
+__device__ __forceinline__ void leave_stage(u32 empty, int lane) {
+  if (lane == 0) asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(empty) : "memory");
+}
+
+// Eight rows of sums a warp, rotated, scaled and stored.
+__device__ __forceinline__ void finish_rows(const float* sums, const Output& out, int M, int N, int row0, int column0) {
+  const int lane = threadIdx.x & 31, column = column0 + 4 * (lane & 3);
+  for (int r0 = (threadIdx.x >> 5) * 8; r0 < ROWS; r0 += 8 * WARPS) {
+    const int row = row0 + r0 + (lane >> 2);
+    float v[32];
+    finish_wide(v, sums + (r0 + (lane >> 2)) * SUM_PITCH + 4 * (lane & 3), out.svh + column);
+    if (row >= M) continue;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      float* f = v + 4 * i;
+      const int here = column + 16 * i;
+      if (out.bias) {
+        const uint2 b = *(const uint2*)(out.bias + here);
+        f[0] += half_to_float(b.x & 0xffff); f[1] += half_to_float(b.x >> 16);
+        f[2] += half_to_float(b.y & 0xffff); f[3] += half_to_float(b.y >> 16);
+      }
+      store_four(f, out, (u64)row * N + here);
+    }
+  }
+}
+
+// xr as exl3_rotate_wide leaves it, `slab` as exl3_unpack does from column `first` on. grid (M / ROWS up, columns / 128);
+// of the third warpgroup one warp asks for bytes, and the others get its registers.
+extern "C" __global__ void __launch_bounds__(32 * WARPS + 128, 1) exl3_slab(
+    const u16* __restrict__ slab, const u16* __restrict__ svh, const u16* __restrict__ bias,
+    const u16* __restrict__ xr, void* __restrict__ y, int M, int K, int N, int first, int y_type) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  __shared__ __align__(8) u64 full[STAGES], empty[STAGES];
+  const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31, parts = K / PART_INPUTS;
+  const u32 full_at = smem_address(full), empty_at = smem_address(empty), shared_at = smem_address(shared);
+  if (tid == 0) {
+    for (int i = 0; i < STAGES; i++) { barrier_init(full_at + 8 * i, 1); barrier_init(empty_at + 8 * i, WARPS); }
+    barriers_ready();
+  }
+  __syncthreads();
+  let_consumer_start();
+  if (warp >= WARPS) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    wait_for_producer();
+    const char* rows = (const char*)(xr + (u64)blockIdx.x * K * ROWS);
+    const char* weights = (const char*)(slab + (u64)blockIdx.y * K * COLUMNS);
+    int stage = 0, parity = 1;
+    for (int part = 0; part < parts && warp == WARPS; part++) {
+      const u32 to = shared_at + stage * STAGE_BYTES, full_here = full_at + 8 * stage;
+      if (part >= STAGES) barrier_wait(empty_at + 8 * stage, parity);
+      if (lane == 0) {
+        barrier_expect(full_here, STAGE_BYTES);
+        bulk_copy(to, rows + (u64)part * X_BYTES, X_BYTES, full_here);
+        bulk_copy(to + X_BYTES, weights + (u64)part * W_BYTES, W_BYTES, full_here);
+      }
+      __syncwarp();
+      if (++stage == STAGES) { stage = 0; parity ^= 1; }
+    }
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    float total[ROW_TILES][4];
+    int stage = 0, parity = 0;
+    for (int part = 0; part < parts;) {
+      float acc[ROW_TILES][4] = {};
+      const int last = min(part + CHUNK / PART_INPUTS, parts);
+      const bool first_chunk = part == 0;
+      int before = -1;  // the stage that is still read
+#pragma unroll 1
+      for (; part < last; part++) {
+        barrier_wait(full_at + 8 * stage, parity);
+        const u32 x_at = __shfl_sync(0xffffffffu, shared_at + stage * STAGE_BYTES, 0);  // uniform, and known to be
+        const u64 rows = descriptor<ROWS>(x_at);
+        const u64 columns = descriptor<COLUMNS>(x_at + X_BYTES + __shfl_sync(0xffffffffu, warp >> 2, 0) * 64 * 16);
+        wgmma_fence();
+#pragma unroll
+        for (int t = 0; t < PART_INPUTS / 16; t++)
+          wgmma(acc, columns + t * 2 * COLUMNS, rows + t * 2 * ROWS);
+        wgmma_commit();
+        wgmma_wait<1>();
+        __syncwarp();
+        if (before >= 0) leave_stage(empty_at + 8 * before, lane);
+        before = stage;
+        if (++stage == STAGES) { stage = 0; parity ^= 1; }
+      }
+      wgmma_wait<0>();
+      __syncwarp();
+      leave_stage(empty_at + 8 * before, lane);
+#pragma unroll
+      for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) total[r][i] = first_chunk ? acc[r][i] : total[r][i] + acc[r][i];
+    }
+    workers_sync();  // the ring is free: sums go there, [ROWS][SUM_PITCH]
+    float* sums = (float*)shared;
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; r++) {
+      float* s = sums + (r * 8 + 2 * (lane & 3)) * SUM_PITCH + warp * 16 + (lane >> 2);
+      s[0] = total[r][0]; s[SUM_PITCH] = total[r][1]; s[8] = total[r][2]; s[SUM_PITCH + 8] = total[r][3];
+    }
+    workers_sync();
+    finish_rows(sums, {svh, bias, y, y_type}, M, N, blockIdx.x * ROWS, first + blockIdx.y * COLUMNS);
+  }
+}
