@@ -212,6 +212,18 @@ def test_unlisted_rows_may_be_anything_on_gpu() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_source_without_rows_on_gpu(packed: bool) -> None:
+    inputs = problem(24, *SHAPES[0], packed=packed, device="cuda")
+    assert inputs.pool is not None and inputs.pool_TK is not None
+    none = inputs._replace(pool_TK=torch.full_like(inputs.pool_TK, -1))
+    empty = none._replace(pool=inputs.pool._replace(values=inputs.pool.values[:0]))
+    expected = spread_out(none, Spread("split", 32))
+    for spread in spreads(none):
+        assert torch.equal(spread_out(empty, spread), expected), spread
+
+
+@pytest.mark.gpu
 def test_pages_beyond_two_gigabytes() -> None:
     inputs = problem(5, *SHAPES[0], packed=True, device="cuda")
     assert inputs.pool is not None and inputs.pool_TK is not None
