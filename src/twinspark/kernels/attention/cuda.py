@@ -1,6 +1,6 @@
 """Attention on a CUDA device: one launch, or two where lists are split over thread blocks.
 
-Read next: plan.py, common.cuh, then rows.cu and prompt.cu.
+Read next: plan.py, common.cuh, rows.cu, then hopper.cuh and prompt.cu.
 """
 
 import struct
