@@ -112,8 +112,8 @@ __device__ __forceinline__ void put_row(u32 to, const Held& h, bool swap) {
   }
 }
 
-// A run of list blocks whose rows have one packed format. A warp decodes GROUP of its lines, asks for the next ones
-// and waits for room; `ahead` is the row number of the lane's line of the first group, asked for by the run before.
+// A run of list blocks whose rows have one packed format. A warp decodes GROUP of its lines while the next ones
+// are on their way; `ahead` is the row number of the lane's line of the first group, asked for by the run before.
 template <int FORMAT, int GROUP>
 __device__ __forceinline__ void decode_run(
     Shared& shared, const Decoder& me, const Source& source, const Run& run, u32& turn, int& ahead) {
@@ -139,11 +139,9 @@ __device__ __forceinline__ void decode_run(
     const int stage = turn % STAGES, part = step % PARTS;
     const u32 valid = found.valid & ((1u << GROUP) - 1);
     exist |= valid << (part * GROUP);
-    const bool more = step + 1 < steps;
-    if (more) {
-      found = find_group<FORMAT>(source, magic, ahead);
-      ahead = row_ahead(run, POSITION(step + 2));
-    }
+    found = find_group<FORMAT>(source, magic, ahead);
+    if (step + 1 == steps) found.value_at = found.scale_at = 0;  // `ahead` is the next run's
+    else ahead = row_ahead(run, POSITION(step + 2));
     if (part == 0) wait_empty(shared, turn);
     if (valid != (1u << GROUP) - 1) {
 #pragma unroll
@@ -152,7 +150,10 @@ __device__ __forceinline__ void decode_run(
     }
     const u32 at = (to + stage * ROWS_BYTES + part * GROUP / 8 * 1024) ^ (part * GROUP % 8 * 144);
 #pragma unroll
-    for (int r = 0; r < GROUP; r++) put_row<FORMAT>(at ^ (r * 144), held[r], swap);
+    for (int r = 0; r < GROUP; r++) {
+      put_row<FORMAT>(at ^ (r * 144), held[r], swap);
+      ask_row<FORMAT>(held[r], values, scales, found, r);
+    }
     if (part == PARTS - 1) {
       if (lane == 0) {
         if (LINES == 8) ((u8*)&shared.exist[stage])[warp] = (u8)exist;
@@ -161,10 +162,6 @@ __device__ __forceinline__ void decode_run(
       exist = 0;
       say_full(shared, stage, 1);
       turn++;
-    }
-    if (more) {  // not sooner: the fence of `say_full` waits for loads too
-#pragma unroll
-      for (int r = 0; r < GROUP; r++) ask_row<FORMAT>(held[r], values, scales, found, r);
     }
   }
 #undef POSITION
