@@ -78,8 +78,8 @@ def test_plans_fit_the_device(shape: tuple[int, int, int, int, int], device: Dev
         assert why_not(spread, work, device) is None
         assert shared_of(spread, size) <= shared_asked(spread, work, device) < device.shared
         assert (spread.kind == "split") == (queries <= 64)
-        asks_prompt = device.wgmma and size == 512 and queries * -(-heads // 32) >= 640
-        assert (spread.kind == "prompt") == asks_prompt
+        many = queries > 64 and queries * -(-heads // 32) >= 128
+        assert (spread.kind == "prompt") == (device.wgmma and size == 512 and many)
 
 
 def test_long_lists_have_a_kernel() -> None:
@@ -209,6 +209,18 @@ def test_unlisted_rows_may_be_anything_on_gpu() -> None:
     unlisted[inputs.window_TW[inputs.window_TW >= 0].long()] = False
     inputs.window.values[unlisted] = float("nan")
     assert torch.equal(spread_out(inputs, None), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_source_without_rows_on_gpu(packed: bool) -> None:
+    inputs = problem(24, *SHAPES[0], packed=packed, device="cuda")
+    assert inputs.pool is not None and inputs.pool_TK is not None
+    none = inputs._replace(pool_TK=torch.full_like(inputs.pool_TK, -1))
+    empty = none._replace(pool=inputs.pool._replace(values=inputs.pool.values[:0]))
+    expected = spread_out(none, Spread("split", 32))
+    for spread in spreads(none):
+        assert torch.equal(spread_out(empty, spread), expected), spread
 
 
 @pytest.mark.gpu

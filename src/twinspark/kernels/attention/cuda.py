@@ -1,6 +1,6 @@
 """Attention on a CUDA device: one launch, or two where lists are split over thread blocks.
 
-Read next: plan.py, common.cuh, then rows.cu and prompt.cu.
+Read next: plan.py, common.cuh, rows.cu, then hopper.cuh and prompt.cu.
 """
 
 import struct
@@ -29,6 +29,7 @@ from twinspark.kernels.attention.plan import (
     shared_asked,
     why_not,
 )
+from twinspark.kernels.cache_rows.source import RowSource
 from twinspark.kernels.cuda.launch import (
     CudaModule,
     capability,
@@ -125,9 +126,11 @@ def _launch(inputs: Inputs, out: Tensor, spread: Spread, work: Work, limits: Dev
     index, angles = q_TNH.device.index, (inputs.cos_TP, inputs.sin_TP)
     defines = macros(spread, work, inputs.cos_TP.shape[1])
     module = _module(SOURCES[spread.kind], index, tuple(defines.items()))
-    pool = inputs.pool or inputs.window  # never read where there is no list for it
+    window, pool = inputs.window, inputs.pool or inputs.window
+    if spread.kind == "prompt":  # it reads row 0 where an entry is missing, and does not use it
+        window, pool = _with_a_row(window, q_TNH), _with_a_row(pool, q_TNH)
     args: tuple[Tensor | int | None, ...] = (
-        q_TNH, *angles, *inputs.window.arguments(work.size), *pool.arguments(work.size),
+        q_TNH, *angles, *window.arguments(work.size), *pool.arguments(work.size),
         inputs.window_TW, inputs.pool_TK, work.window, work.pool, sink_N,
     )  # fmt: skip
     scale, sums, stats = float_bits(inputs.scale), None, None
@@ -151,6 +154,11 @@ def _launch(inputs: Inputs, out: Tensor, spread: Spread, work: Work, limits: Dev
         grid = (work.queries, -(-work.heads * work.size // _FINISH_VALUES), 1)
         args = (sums, stats, *angles, sink_N, out, work.heads, work.blocks)
         module.launch("attend_finish", grid, 128, args)
+
+
+def _with_a_row(source: RowSource, q_TNH: Tensor) -> RowSource:
+    """The source, or for one without rows, of which nothing can be listed, the queries."""
+    return source if source.values.shape[0] else RowSource("plain", q_TNH.flatten(0, 1))
 
 
 def float_bits(value: float) -> int:

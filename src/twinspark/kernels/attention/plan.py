@@ -19,13 +19,13 @@ PAIRS = (4, 8, 16, 32)
 TILES = (8, 16, 32)
 """Heads of a thread block."""
 
-PROMPT_SIZE, PROMPT_HEADS, PROMPT_THREADS = 512, 32, 512
-_PROMPT_SHARED = 2 * (BLOCK * 1024 + PROMPT_HEADS * (1024 + 128)) + 4 * 512 + 2 * 512 + 128
+PROMPT_SIZE, PROMPT_HEADS, PROMPT_THREADS = 512, 32, 640
+_PROMPT_SHARED = 2 * (BLOCK * 1024 + PROMPT_HEADS * (1024 + 128)) + 4 * 640 + 4 * 512 + 128
 _PART_PITCH = 68  # of rows.cuh
 _STATIC_BYTES = 1024
-_FEWEST_ITEMS = 640
-"""Queries of 32 heads that prompt.cu is for. On an H200 it took longer than the others up to 512
-(cold lists; 24 queries of 64 heads 91 against 35 us, 256 of them 343 against 266)."""
+_FEWEST_ITEMS = 128
+"""Queries of 32 heads that prompt.cu is for. On an H200 128 of them take 45 us against 66 of the
+others, 256 with cold lists 74 against 133; fewer were not compared."""
 _MOST_SPLIT_QUERIES = 64
 
 
@@ -95,11 +95,11 @@ def why_not(spread: Spread, work: Work, device: Device) -> str | None:
 
 def plan(work: Work, device: Device) -> Spread:
     """The fastest spread that fits."""
-    prompt = Spread("prompt", PROMPT_HEADS)
-    if _thread_blocks(prompt, work) >= _FEWEST_ITEMS and why_not(prompt, work, device) is None:
-        return prompt
     tiles = [tile for tile in reversed(TILES) if tile < work.heads + 8]
     if work.queries > _MOST_SPLIT_QUERIES:
+        prompt = Spread("prompt", PROMPT_HEADS)
+        if _thread_blocks(prompt, work) >= _FEWEST_ITEMS and why_not(prompt, work, device) is None:
+            return prompt
         whole = [Spread("whole", tile) for tile in tiles]
         return next(s for s in whole if why_not(s, work, device) is None)
     split = [Spread("split", tile) for tile in tiles]
