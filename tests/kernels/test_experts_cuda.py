@@ -27,6 +27,7 @@ from twinspark.kernels.experts.plan import (
     plan_decode,
     plan_prompt,
     plan_router,
+    plan_stream,
     prompt_defines,
     router_defines,
     window_bounds,
@@ -42,6 +43,7 @@ def test_decode_compiles(arch: str) -> None:  # all widths are in one kernel
         assert plan_decode(5120, 8, 6, 10**6 if warps == 8 else 1, 132).warps == warps
         cubin = compile_cubin(DECODE_SOURCE, arch=arch, defines=decode_defines(warps, codebooks))
         names = (b"experts_hidden", b"experts_act", b"experts_down", b"experts_combine")
+        names = (*names, b"experts_hidden_few", b"experts_down_few")
         assert all(name in cubin for name in names)
 
 
@@ -86,6 +88,21 @@ def test_warps_of_a_full_size_layer(rows: int, hidden: int, down: int) -> None:
     assert plan_decode(5120, 3, rows, blocks[0], 132).warps == hidden  # as measured
     assert plan_decode(1152, 3, rows, blocks[1], 132).warps == down
     assert plan_decode(256, 3, rows, 20, 132).warps == 4  # large blocks would leave most idle
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_blocks_that_stay_fit_the_devices(bits: int) -> None:
+    for shared in SHARED.values():
+        plan = plan_stream(bits, 1, 7, 132, shared)
+        if plan is None:
+            assert shared == SHARED["sm_121"] and bits > 5
+            continue
+        resident = plan.blocks // 132
+        assert resident * (plan.shared + 5632) <= shared + 1024
+        assert plan.buffer == 512 * 16 * plan.warps * bits // 8
+    most = SHARED["sm_90a"]
+    assert plan_stream(5, 4, 25, 132, most) and plan_stream(5, 1, 32, 132, most)
+    assert plan_stream(5, 5, 31, 132, most) is None and plan_stream(5, 4, 33, 132, most) is None
 
 
 def test_units_and_windows() -> None:
@@ -173,6 +190,23 @@ def test_block_sizes_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
         cuda, "plan_decode", lambda inputs, bits, *_: plan_decode(inputs, bits, 24, 10**6, 1)
     )
     assert torch.equal(call(slice(None), given, shards), narrow)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [*GPU_SHAPES, (5120, 1152, 20, 6)], ids=str)
+def test_blocks_that_stay_change_no_bit(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden, width, experts, active = shape
+    shards = [on_gpu(shard_matrices(hidden, width, experts))]
+    x, (ids, weights) = rows_of(4, hidden), routing(4, active, experts)
+    kept = torch.ones(4, active).bool()
+    kept[1, 0] = kept[3] = False
+    given = (x.cuda(), ids.cuda(), weights.cuda(), kept.cuda())
+    stay = [call(slice(0, num), given, shards) for num in (1, 2, 4)]
+    monkeypatch.setattr(cuda, "plan_stream", lambda *_: None)
+    come = [call(slice(0, num), given, shards) for num in (1, 2, 4)]
+    assert all(torch.equal(one, other) for one, other in zip(stay, come, strict=True))
 
 
 @pytest.mark.gpu

@@ -14,6 +14,12 @@ _DECODE_TILE_ROWS = 8
 _DECODE_ROW_BYTES = 2 * (5 * _PART_INPUTS + 8)  # of x in shared memory
 _DECODE_RESIDENT = {4: 6, 8: 3}  # blocks an SM the compiler leaves registers for, by warps
 _DECODE_FEW_ROWS = 4  # 1 and 2 were measured; gate and up gain from 8 warps at 6, too
+_STREAM_ROWS = 4  # FEW in decode.cu
+_STREAM_EXPERTS = 32  # FEW_ITEMS there
+_STREAM_WARPS = 8
+_STREAM_RESIDENT = 16 // _STREAM_WARPS
+_STREAM_ROW_BYTES = 2 * 4 * 2 * (CHUNK_INPUTS + 8)  # of two units
+_STREAM_STATIC_BYTES = 5632  # at most, of a block's own and the system's share
 _STATIC_BYTES = 1536  # at most, of a block's own and the system's share
 _TOTAL_ROW_BYTES = 4 * 128
 WINDOW_ROWS = 8192
@@ -89,6 +95,43 @@ def plan_decode(inputs: int, bits: int, rows: int, blocks: int, processors: int)
         warps=warps,
         shared=_DECODE_TILE_ROWS * _DECODE_ROW_BYTES + weights,
     )
+
+
+@dataclass(frozen=True)
+class StreamPlan:
+    """Blocks of decode.cu that stay for several units of a product.
+
+    Attributes:
+        warps: of a block, 16 columns each.
+        blocks: that run at once on the device.
+        buffer: bytes for the weights of a unit, of which a block holds two.
+        shared: dynamic shared memory of a block.
+    """
+
+    warps: int
+    blocks: int
+    buffer: int
+    shared: int
+
+
+def plan_stream(
+    bits: int, rows: int, experts: int, processors: int, shared: int
+) -> StreamPlan | None:
+    """Blocks for few rows and experts; None where rows, experts or weights are too many.
+
+    Args:
+        bits: the widest matrix.
+        rows: T of the call.
+        experts: of all shards that the rows may reach, the shared ones counted.
+        processors: multiprocessors of the device.
+        shared: bytes of shared memory a block may have.
+    """
+    buffer = CHUNK_INPUTS // 16 * _STREAM_WARPS * 32 * bits
+    need = _STREAM_ROW_BYTES + 2 * buffer
+    resident = min(_STREAM_RESIDENT, (shared + 1024) // (need + _STREAM_STATIC_BYTES))
+    if rows > _STREAM_ROWS or experts > _STREAM_EXPERTS or resident == 0:
+        return None
+    return StreamPlan(_STREAM_WARPS, resident * processors, buffer, need)
 
 
 def decode_defines(warps: int, codebooks: int) -> dict[str, int]:
