@@ -17,6 +17,7 @@ from twinspark.kernels.experts import (
 )
 from twinspark.kernels.experts.cuda import (
     DECODE_SOURCE,
+    FEW_SOURCE,
     PROMPT_SOURCE,
     ROUTE_SOURCE,
     prepare_cuda,
@@ -30,6 +31,7 @@ from twinspark.kernels.experts.plan import (
     plan_stream,
     prompt_defines,
     router_defines,
+    stream_defines,
     window_bounds,
 )
 
@@ -43,8 +45,14 @@ def test_decode_compiles(arch: str) -> None:  # all widths are in one kernel
         assert plan_decode(5120, 8, 6, 10**6 if warps == 8 else 1, 132).warps == warps
         cubin = compile_cubin(DECODE_SOURCE, arch=arch, defines=decode_defines(warps, codebooks))
         names = (b"experts_hidden", b"experts_act", b"experts_down", b"experts_combine")
-        names = (*names, b"experts_hidden_few", b"experts_down_few")
         assert all(name in cubin for name in names)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_few_compiles(arch: str) -> None:
+    for warps, codebooks in ((8, 1), (4, 6)):
+        cubin = compile_cubin(FEW_SOURCE, arch=arch, defines=stream_defines(warps, codebooks))
+        assert b"experts_hidden_few" in cubin and b"experts_down_few" in cubin
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

@@ -2,8 +2,8 @@
 
 Same mathematics and order of sums as reference.py; a row's bits depend on the row, the matrices and
 the device only. Owns tables and launches; block shapes are in plan.py, arithmetic in route.cu,
-decode.cu and prompt.cu. Letters: T rows, D hidden, E routed experts, A of them active a row, I
-inner width, S shards. Read next: `plan.py`.
+decode.cu, few.cu and prompt.cu. Letters: T rows, D hidden, E routed experts, A of them active a
+row, I inner width, S shards. Read next: `plan.py`.
 """
 
 import struct
@@ -38,11 +38,13 @@ from twinspark.kernels.experts.plan import (
     prompt_defines,
     router_defines,
     router_select_threads,
+    stream_defines,
     window_bounds,
 )
 
 ROUTE_SOURCE = Path(__file__).with_name("route.cu")
 DECODE_SOURCE = Path(__file__).with_name("decode.cu")
+FEW_SOURCE = Path(__file__).with_name("few.cu")
 PROMPT_SOURCE = Path(__file__).with_name("prompt.cu")
 MOST_EXPERTS = 1023
 MOST_PLACES = 15
@@ -230,29 +232,29 @@ class _Decode:
         """Launch the products of `rows` with one or two matrices an expert.
 
         Returns:
-            The module, which holds the kernels beside them too.
+            The module of the kernels beside them.
         """
         (num, places, experts), sets = self.sizes, len(self.shards)
         index, inputs, outputs = rows.device.index, rows.shape[-1], to.shape[-1]
         items = min(experts, num * places) + 1
         bits, processors = max(s.bits for s in self.shards), num_processors(index)
-        stream = plan_stream(bits, num, items * sets, processors, shared_bytes(index))
+        codebooks = self.shards[0].codebooks
         busy = min(items, num + 1) * sets  # not fewer experts than those of one row
         units = matrices * num_units(inputs)
         plan = plan_decode(inputs, bits, num, busy * units * outputs // 128, processors)
-        warps = plan.warps if stream is None else stream.warps
-        defines = decode_defines(warps, self.shards[0].codebooks)
-        module = _module(DECODE_SOURCE, index, tuple(defines.items()))
-        columns, threads = outputs // (16 * warps), 32 * warps
+        module = _module(DECODE_SOURCE, index, tuple(decode_defines(plan.warps, codebooks).items()))
         args = (*self.tables, rows, self.ids_TA, self.kept_TA, to, *self.sizes)
+        stream = plan_stream(bits, num, items * sets, processors, shared_bytes(index))
         if stream is None:
-            grid = columns, units, items * sets
-            module.launch(name, grid, threads, (*args, items, inputs, outputs), shared=plan.shared)
+            grid = outputs // (16 * plan.warps), units, items * sets
+            numbers = items, inputs, outputs
+            module.launch(name, grid, 32 * plan.warps, (*args, *numbers), shared=plan.shared)
             return module
-        every = columns * matrices * -(-inputs // CHUNK_INPUTS) * items * sets
-        grid = min(every, stream.blocks), 1, 1
+        few = _module(FEW_SOURCE, index, tuple(stream_defines(stream.warps, codebooks).items()))
+        columns, chunks = outputs // (16 * stream.warps), -(-inputs // CHUNK_INPUTS)
+        grid = min(columns * matrices * chunks * items * sets, stream.blocks), 1, 1
         args = (*args, sets, inputs, outputs, stream.buffer)
-        module.launch(f"{name}_few", grid, threads, args, shared=stream.shared)
+        few.launch(f"{name}_few", grid, 32 * stream.warps, args, shared=stream.shared)
         return module
 
 

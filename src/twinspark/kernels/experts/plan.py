@@ -14,7 +14,7 @@ _DECODE_TILE_ROWS = 8
 _DECODE_ROW_BYTES = 2 * (5 * _PART_INPUTS + 8)  # of x in shared memory
 _DECODE_RESIDENT = {4: 6, 8: 3}  # blocks an SM the compiler leaves registers for, by warps
 _DECODE_FEW_ROWS = 4  # 1 and 2 were measured; gate and up gain from 8 warps at 6, too
-_STREAM_ROWS = 4  # FEW in decode.cu
+_STREAM_ROWS = 4  # FEW in few.cu
 _STREAM_EXPERTS = 32  # FEW_ITEMS there
 _STREAM_WARPS = 8
 _STREAM_RESIDENT = 16 // _STREAM_WARPS
@@ -99,7 +99,7 @@ def plan_decode(inputs: int, bits: int, rows: int, blocks: int, processors: int)
 
 @dataclass(frozen=True)
 class StreamPlan:
-    """Blocks of decode.cu that stay for several units of a product.
+    """Blocks of few.cu that stay for several units of a product.
 
     Attributes:
         warps: of a block, 16 columns each.
@@ -137,6 +137,11 @@ def plan_stream(
 def decode_defines(warps: int, codebooks: int) -> dict[str, int]:
     """Macros of decode.cu for blocks of so many warps."""
     return {"WARPS": warps, "RESIDENT": _DECODE_RESIDENT[warps], "CODEBOOK_MASK": codebooks}
+
+
+def stream_defines(warps: int, codebooks: int) -> dict[str, int]:
+    """Macros of few.cu for blocks of so many warps."""
+    return {"WARPS": warps, "CODEBOOK_MASK": codebooks}
 
 
 def plan_prompt(shared: int, *, wgmma: bool) -> PromptPlan:
