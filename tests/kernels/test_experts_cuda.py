@@ -15,6 +15,7 @@ from twinspark.kernels.experts import (
     prepare_shard_experts,
     route_rows,
 )
+from twinspark.kernels.experts import plan as plans
 from twinspark.kernels.experts.cuda import (
     DECODE_SOURCE,
     FEW_SOURCE,
@@ -50,8 +51,9 @@ def test_decode_compiles(arch: str) -> None:  # all widths are in one kernel
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_few_compiles(arch: str) -> None:
-    for warps, codebooks in ((8, 1), (4, 6)):
-        cubin = compile_cubin(FEW_SOURCE, arch=arch, defines=stream_defines(warps, codebooks))
+    for warps, rows, codebooks in ((8, 4, 1), (4, 8, 6)):
+        defines = stream_defines(warps, rows, codebooks)
+        cubin = compile_cubin(FEW_SOURCE, arch=arch, defines=defines)
         assert b"experts_hidden_few" in cubin and b"experts_down_few" in cubin
 
 
@@ -106,7 +108,7 @@ def test_blocks_that_stay_fit_the_devices(bits: int) -> None:
             assert shared == SHARED["sm_121"] and bits > 5
             continue
         resident = plan.blocks // 132
-        assert resident * (plan.shared + 5632) <= shared + 1024
+        assert resident * (plan.shared + 1408 * plan.rows) <= shared + 1024
         assert plan.buffer == 512 * 16 * plan.warps * bits // 8
     most = SHARED["sm_90a"]
     assert plan_stream(5, 4, 25, 132, most) and plan_stream(5, 1, 32, 132, most)
@@ -207,13 +209,15 @@ def test_blocks_that_stay_change_no_bit(
 ) -> None:
     hidden, width, experts, active = shape
     shards = [on_gpu(shard_matrices(hidden, width, experts))]
-    x, (ids, weights) = rows_of(4, hidden), routing(4, active, experts)
-    kept = torch.ones(4, active).bool()
+    x, (ids, weights) = rows_of(8, hidden), routing(8, active, experts)
+    kept = torch.ones(8, active).bool()
     kept[1, 0] = kept[3] = False
     given = (x.cuda(), ids.cuda(), weights.cuda(), kept.cuda())
-    stay = [call(slice(0, num), given, shards) for num in (1, 2, 4)]
+    calls = [slice(0, num) for num in (1, 2, 4, 8)]
+    monkeypatch.setattr(plans, "_STREAM_ROWS", 8)
+    stay = [call(rows, given, shards) for rows in calls]
     monkeypatch.setattr(cuda, "plan_stream", lambda *_: None)
-    come = [call(slice(0, num), given, shards) for num in (1, 2, 4)]
+    come = [call(rows, given, shards) for rows in calls]
     assert all(torch.equal(one, other) for one, other in zip(stay, come, strict=True))
 
 

@@ -250,7 +250,8 @@ class _Decode:
             numbers = items, inputs, outputs
             module.launch(name, grid, 32 * plan.warps, (*args, *numbers), shared=plan.shared)
             return module
-        few = _module(FEW_SOURCE, index, tuple(stream_defines(stream.warps, codebooks).items()))
+        defines = stream_defines(stream.warps, stream.rows, codebooks)
+        few = _module(FEW_SOURCE, index, tuple(defines.items()))
         columns, chunks = outputs // (16 * stream.warps), -(-inputs // CHUNK_INPUTS)
         grid = min(columns * matrices * chunks * items * sets, stream.blocks), 1, 1
         args = (*args, sets, inputs, outputs, stream.buffer)

@@ -1,13 +1,12 @@
-// Products of experts for up to 4 rows, in the bits of decode.cu: blocks stay, and ask for the weights of the unit
+// Products of experts for up to FEW rows, in the bits of decode.cu: blocks stay, and ask for the weights of the unit
 // after next before they multiply by the next one's, so that they decode while weights, tables and rows come.
 //
-// Macros: WARPS 4 or 8 of a block, CODEBOOK_MASK codebooks in use.
+// Macros: WARPS 4 or 8 of a block, FEW rows at most, 4 or 8, CODEBOOK_MASK codebooks in use.
 #include "../exl3/common.cuh"
 #include "tables.cuh"
 #include "decode.cuh"
 
-#define FEW 4
-#define FEW_ITEMS 32              // experts of all shards
+#define FEW_ITEMS (8 * FEW)       // experts of all shards
 #define FEW_PAIRS (FEW * (MOST_PLACES - 1))
 #define FEW_PITCH (CHUNK + 8)
 
@@ -109,8 +108,8 @@ __device__ __forceinline__ void products_few(
   u16* const xs = (u16*)shared;                       // [2][FEW][FEW_PITCH]
   unsigned char* const tiles = shared + 2 * FEW * FEW_PITCH * 2;
   const u32 full_at = smem_address(s.full), tiles_at = smem_address(tiles);
-  // rows past the fourth are not there: they get another row's values and are not stored
-  const u32 x_at = smem_address(xs) + (lane & 3) * FEW_PITCH * 2 + (lane >> 3) * 16;
+  // rows past FEW are not there: they get another row's values and are not stored
+  const u32 x_at = smem_address(xs) + (lane & 7 & (FEW - 1)) * FEW_PITCH * 2 + (lane >> 3) * 16;
   int at = blockIdx.x;
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2 * PARTS; i++) barrier_init(full_at + 8 * i, 1);

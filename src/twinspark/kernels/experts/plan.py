@@ -14,12 +14,12 @@ _DECODE_TILE_ROWS = 8
 _DECODE_ROW_BYTES = 2 * (5 * _PART_INPUTS + 8)  # of x in shared memory
 _DECODE_RESIDENT = {4: 6, 8: 3}  # blocks an SM the compiler leaves registers for, by warps
 _DECODE_FEW_ROWS = 4  # 1 and 2 were measured; gate and up gain from 8 warps at 6, too
-_STREAM_ROWS = 4  # FEW in few.cu
-_STREAM_EXPERTS = 32  # FEW_ITEMS there
+_STREAM_ROWS = 4  # of a call, 8 at most
+_STREAM_EXPERTS = 8  # a row that a block holds; FEW_ITEMS in few.cu
 _STREAM_WARPS = 8
 _STREAM_RESIDENT = 16 // _STREAM_WARPS
-_STREAM_ROW_BYTES = 2 * 4 * 2 * (CHUNK_INPUTS + 8)  # of two units
-_STREAM_STATIC_BYTES = 5632  # at most, of a block's own and the system's share
+_STREAM_ROW_BYTES = 2 * 2 * (CHUNK_INPUTS + 8)  # of two units
+_STREAM_STATIC_ROW_BYTES = 1408  # at most, of a block's own and the system's share
 _STATIC_BYTES = 1536  # at most, of a block's own and the system's share
 _TOTAL_ROW_BYTES = 4 * 128
 WINDOW_ROWS = 8192
@@ -103,12 +103,14 @@ class StreamPlan:
 
     Attributes:
         warps: of a block, 16 columns each.
+        rows: that a block holds at most.
         blocks: that run at once on the device.
         buffer: bytes for the weights of a unit, of which a block holds two.
         shared: dynamic shared memory of a block.
     """
 
     warps: int
+    rows: int
     blocks: int
     buffer: int
     shared: int
@@ -127,11 +129,12 @@ def plan_stream(
         shared: bytes of shared memory a block may have.
     """
     buffer = CHUNK_INPUTS // 16 * _STREAM_WARPS * 32 * bits
-    need = _STREAM_ROW_BYTES + 2 * buffer
-    resident = min(_STREAM_RESIDENT, (shared + 1024) // (need + _STREAM_STATIC_BYTES))
-    if rows > _STREAM_ROWS or experts > _STREAM_EXPERTS or resident == 0:
+    held = 4 if rows <= 4 else 8
+    need = held * _STREAM_ROW_BYTES + 2 * buffer
+    resident = min(_STREAM_RESIDENT, (shared + 1024) // (need + held * _STREAM_STATIC_ROW_BYTES))
+    if rows > _STREAM_ROWS or experts > _STREAM_EXPERTS * held or resident == 0:
         return None
-    return StreamPlan(_STREAM_WARPS, resident * processors, buffer, need)
+    return StreamPlan(_STREAM_WARPS, held, resident * processors, buffer, need)
 
 
 def decode_defines(warps: int, codebooks: int) -> dict[str, int]:
@@ -139,9 +142,9 @@ def decode_defines(warps: int, codebooks: int) -> dict[str, int]:
     return {"WARPS": warps, "RESIDENT": _DECODE_RESIDENT[warps], "CODEBOOK_MASK": codebooks}
 
 
-def stream_defines(warps: int, codebooks: int) -> dict[str, int]:
-    """Macros of few.cu for blocks of so many warps."""
-    return {"WARPS": warps, "CODEBOOK_MASK": codebooks}
+def stream_defines(warps: int, rows: int, codebooks: int) -> dict[str, int]:
+    """Macros of few.cu for blocks of so many warps that hold 4 or 8 rows."""
+    return {"WARPS": warps, "FEW": rows, "CODEBOOK_MASK": codebooks}
 
 
 def plan_prompt(shared: int, *, wgmma: bool) -> PromptPlan:
