@@ -17,7 +17,8 @@ struct FewShared {
   FewItem items[FEW_ITEMS];
   int ids[FEW_PAIRS], firsts[FEW_PAIRS], present;
 };
-// The experts that rows have, by id after the shared one. Run by all threads.
+// The experts that rows have, by id after the shared one. Run by all threads. Loops stay loops: code that runs once
+// is waited for.
 __device__ __forceinline__ void list_items(
     FewShared& s, const int* ids, const unsigned char* kept, int rows, int places, int experts) {
   const int at = threadIdx.x, all = rows * places;
@@ -28,13 +29,16 @@ __device__ __forceinline__ void list_items(
   if (at == 0) { s.items[0].expert = experts; s.items[0].count = rows; }
   __syncthreads();
   bool first = id >= 0;
+#pragma unroll 1
   for (int i = 0; i < min(at, all); i++) first = first && s.ids[i] != id;
   if (at < all) s.firsts[at] = first;
   __syncthreads();
   if (first) {
     int rank = 1, count = 0;
+#pragma unroll 1
     for (int i = 0; i < all; i++) rank += s.firsts[i] && s.ids[i] < id;
     FewItem& item = s.items[rank];
+#pragma unroll 1
     for (int i = at; i < all; i++)
       if (s.ids[i] == id && count < FEW) {
         item.pairs[count] = i + i / places;
@@ -122,6 +126,7 @@ __device__ __forceinline__ void products_few(
   if (!DOWN) wait_for_producer();
   list_items(s, ids, kept, rows, places, experts);
   const int present = s.present, total = present * shards * each;
+#pragma unroll 1
   for (int i = threadIdx.x; i < present * shards * z.sets; i += 32 * WARPS) {
     const int number = i / z.sets, shard = number / present, item = number - shard * present;
     s.matrices[i] = tables.of(shard)[s.items[item].expert * 3 + (DOWN ? 2 : i - number * z.sets)];
