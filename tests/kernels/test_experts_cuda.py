@@ -29,10 +29,10 @@ from twinspark.kernels.experts.plan import (
     plan_decode,
     plan_prompt,
     plan_router,
-    plan_stream,
+    plan_stay,
     prompt_defines,
     router_defines,
-    stream_defines,
+    stay_defines,
     window_bounds,
 )
 
@@ -52,7 +52,7 @@ def test_decode_compiles(arch: str) -> None:  # all widths are in one kernel
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_few_compiles(arch: str) -> None:
     for warps, rows, codebooks in ((8, 4, 1), (4, 8, 6)):
-        defines = stream_defines(warps, rows, codebooks)
+        defines = stay_defines(warps, rows, codebooks)
         cubin = compile_cubin(FEW_SOURCE, arch=arch, defines=defines)
         assert b"experts_hidden_few" in cubin and b"experts_down_few" in cubin
 
@@ -103,7 +103,7 @@ def test_warps_of_a_full_size_layer(rows: int, hidden: int, down: int) -> None:
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_blocks_that_stay_fit_the_devices(bits: int) -> None:
     for shared in SHARED.values():
-        plan = plan_stream(bits, 1, 7, 132, shared)
+        plan = plan_stay(bits, 1, 7, 132, shared)
         if plan is None:
             assert shared == SHARED["sm_121"] and bits > 5
             continue
@@ -111,8 +111,8 @@ def test_blocks_that_stay_fit_the_devices(bits: int) -> None:
         assert resident * (plan.shared + 1408 * plan.rows) <= shared + 1024
         assert plan.buffer == 512 * 16 * plan.warps * bits // 8
     most = SHARED["sm_90a"]
-    assert plan_stream(5, 4, 25, 132, most) and plan_stream(5, 1, 32, 132, most)
-    assert plan_stream(5, 5, 31, 132, most) is None and plan_stream(5, 4, 33, 132, most) is None
+    assert plan_stay(5, 4, 25, 132, most) and plan_stay(5, 1, 32, 132, most)
+    assert plan_stay(5, 5, 31, 132, most) is None and plan_stay(5, 4, 33, 132, most) is None
 
 
 def test_units_and_windows() -> None:
@@ -214,9 +214,9 @@ def test_blocks_that_stay_change_no_bit(
     kept[1, 0] = kept[3] = False
     given = (x.cuda(), ids.cuda(), weights.cuda(), kept.cuda())
     calls = [slice(0, num) for num in (1, 2, 4, 8)]
-    monkeypatch.setattr(plans, "_STREAM_ROWS", 8)
+    monkeypatch.setattr(plans, "_STAY_ROWS", 8)
     stay = [call(rows, given, shards) for rows in calls]
-    monkeypatch.setattr(cuda, "plan_stream", lambda *_: None)
+    monkeypatch.setattr(cuda, "plan_stay", lambda *_: None)
     come = [call(rows, given, shards) for rows in calls]
     assert all(torch.equal(one, other) for one, other in zip(stay, come, strict=True))
 

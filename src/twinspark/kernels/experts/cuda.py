@@ -34,11 +34,11 @@ from twinspark.kernels.experts.plan import (
     plan_decode,
     plan_prompt,
     plan_router,
-    plan_stream,
+    plan_stay,
     prompt_defines,
     router_defines,
     router_select_threads,
-    stream_defines,
+    stay_defines,
     window_bounds,
 )
 
@@ -244,13 +244,13 @@ class _Decode:
         plan = plan_decode(inputs, bits, num, busy * units * outputs // 128, processors)
         module = _module(DECODE_SOURCE, index, tuple(decode_defines(plan.warps, codebooks).items()))
         args = (*self.tables, rows, self.ids_TA, self.kept_TA, to, *self.sizes)
-        stream = plan_stream(bits, num, items * sets, processors, shared_bytes(index))
+        stream = plan_stay(bits, num, items * sets, processors, shared_bytes(index))
         if stream is None:
             grid = outputs // (16 * plan.warps), units, items * sets
             numbers = items, inputs, outputs
             module.launch(name, grid, 32 * plan.warps, (*args, *numbers), shared=plan.shared)
             return module
-        defines = stream_defines(stream.warps, stream.rows, codebooks)
+        defines = stay_defines(stream.warps, stream.rows, codebooks)
         few = _module(FEW_SOURCE, index, tuple(defines.items()))
         columns, chunks = outputs // (16 * stream.warps), -(-inputs // CHUNK_INPUTS)
         grid = min(columns * matrices * chunks * items * sets, stream.blocks), 1, 1
