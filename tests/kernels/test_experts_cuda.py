@@ -15,10 +15,8 @@ from twinspark.kernels.experts import (
     prepare_shard_experts,
     route_rows,
 )
-from twinspark.kernels.experts import plan as plans
 from twinspark.kernels.experts.cuda import (
     DECODE_SOURCE,
-    FEW_SOURCE,
     PROMPT_SOURCE,
     ROUTE_SOURCE,
     prepare_cuda,
@@ -29,10 +27,8 @@ from twinspark.kernels.experts.plan import (
     plan_decode,
     plan_prompt,
     plan_router,
-    plan_stay,
     prompt_defines,
     router_defines,
-    stay_defines,
     window_bounds,
 )
 
@@ -47,14 +43,6 @@ def test_decode_compiles(arch: str) -> None:  # all widths are in one kernel
         cubin = compile_cubin(DECODE_SOURCE, arch=arch, defines=decode_defines(warps, codebooks))
         names = (b"experts_hidden", b"experts_act", b"experts_down", b"experts_combine")
         assert all(name in cubin for name in names)
-
-
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_few_compiles(arch: str) -> None:
-    for warps, rows, codebooks in ((8, 4, 1), (4, 8, 6)):
-        defines = stay_defines(warps, rows, codebooks)
-        cubin = compile_cubin(FEW_SOURCE, arch=arch, defines=defines)
-        assert b"experts_hidden_few" in cubin and b"experts_down_few" in cubin
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -98,21 +86,6 @@ def test_warps_of_a_full_size_layer(rows: int, hidden: int, down: int) -> None:
     assert plan_decode(5120, 3, rows, blocks[0], 132).warps == hidden  # as measured
     assert plan_decode(1152, 3, rows, blocks[1], 132).warps == down
     assert plan_decode(256, 3, rows, 20, 132).warps == 4  # large blocks would leave most idle
-
-
-@pytest.mark.parametrize("bits", range(1, 9))
-def test_blocks_that_stay_fit_the_devices(bits: int) -> None:
-    for shared in SHARED.values():
-        plan = plan_stay(bits, 1, 7, 132, shared)
-        if plan is None:
-            assert shared == SHARED["sm_121"] and bits > 5
-            continue
-        resident = plan.blocks // 132
-        assert resident * (plan.shared + 1408 * plan.rows) <= shared + 1024
-        assert plan.buffer == 512 * 16 * plan.warps * bits // 8
-    most = SHARED["sm_90a"]
-    assert plan_stay(5, 4, 25, 132, most) and plan_stay(5, 1, 32, 132, most)
-    assert plan_stay(5, 5, 31, 132, most) is None and plan_stay(5, 4, 33, 132, most) is None
 
 
 def test_units_and_windows() -> None:
@@ -200,25 +173,6 @@ def test_block_sizes_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
         cuda, "plan_decode", lambda inputs, bits, *_: plan_decode(inputs, bits, 24, 10**6, 1)
     )
     assert torch.equal(call(slice(None), given, shards), narrow)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("shape", [*GPU_SHAPES, (5120, 1152, 20, 6)], ids=str)
-def test_blocks_that_stay_change_no_bit(
-    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hidden, width, experts, active = shape
-    shards = [on_gpu(shard_matrices(hidden, width, experts))]
-    x, (ids, weights) = rows_of(8, hidden), routing(8, active, experts)
-    kept = torch.ones(8, active).bool()
-    kept[1, 0] = kept[3] = False
-    given = (x.cuda(), ids.cuda(), weights.cuda(), kept.cuda())
-    calls = [slice(0, num) for num in (1, 2, 4, 8)]
-    monkeypatch.setattr(plans, "_STAY_ROWS", 8)
-    stay = [call(rows, given, shards) for rows in calls]
-    monkeypatch.setattr(cuda, "plan_stay", lambda *_: None)
-    come = [call(rows, given, shards) for rows in calls]
-    assert all(torch.equal(one, other) for one, other in zip(stay, come, strict=True))
 
 
 @pytest.mark.gpu

@@ -2,8 +2,8 @@
 
 Same mathematics and order of sums as reference.py; a row's bits depend on the row, the matrices and
 the device only. Owns tables and launches; block shapes are in plan.py, arithmetic in route.cu,
-decode.cu, few.cu and prompt.cu. Letters: T rows, D hidden, E routed experts, A of them active a
-row, I inner width, S shards. Read next: `plan.py`.
+decode.cu and prompt.cu. Letters: T rows, D hidden, E routed experts, A of them active a row, I
+inner width, S shards. Read next: `plan.py`.
 """
 
 import struct
@@ -34,17 +34,14 @@ from twinspark.kernels.experts.plan import (
     plan_decode,
     plan_prompt,
     plan_router,
-    plan_stay,
     prompt_defines,
     router_defines,
     router_select_threads,
-    stay_defines,
     window_bounds,
 )
 
 ROUTE_SOURCE = Path(__file__).with_name("route.cu")
 DECODE_SOURCE = Path(__file__).with_name("decode.cu")
-FEW_SOURCE = Path(__file__).with_name("few.cu")
 PROMPT_SOURCE = Path(__file__).with_name("prompt.cu")
 MOST_EXPERTS = 1023
 MOST_PLACES = 15
@@ -210,55 +207,6 @@ def _alike(one: CudaShardExperts, other: CudaShardExperts) -> bool:
     return (one.width, one.codebooks, one.limit) == (other.width, other.codebooks, other.limit)
 
 
-@dataclass(frozen=True)
-class _Decode:
-    """One call of few rows on shards that are alike; products are launched here, both alike."""
-
-    ids_TA: Tensor
-    kept_TA: Tensor | None
-    shards: Sequence[CudaShardExperts]
-
-    @property
-    def tables(self) -> tuple[Tensor | None, ...]:
-        """Of the shards, as kernels take them."""
-        return (*(s.table for s in self.shards), *[None] * (_MOST_SHARDS - len(self.shards)))
-
-    @property
-    def sizes(self) -> tuple[int, int, int]:
-        """Rows, places and routed experts."""
-        return (*self.ids_TA.shape, self.shards[0].num_experts)
-
-    def products(self, name: str, matrices: int, rows: Tensor, to: Tensor) -> CudaModule:
-        """Launch the products of `rows` with one or two matrices an expert.
-
-        Returns:
-            The module of the kernels beside them.
-        """
-        (num, places, experts), sets = self.sizes, len(self.shards)
-        index, inputs, outputs = rows.device.index, rows.shape[-1], to.shape[-1]
-        items = min(experts, num * places) + 1
-        bits, processors = max(s.bits for s in self.shards), num_processors(index)
-        codebooks = self.shards[0].codebooks
-        busy = min(items, num + 1) * sets  # not fewer experts than those of one row
-        units = matrices * num_units(inputs)
-        plan = plan_decode(inputs, bits, num, busy * units * outputs // 128, processors)
-        module = _module(DECODE_SOURCE, index, tuple(decode_defines(plan.warps, codebooks).items()))
-        args = (*self.tables, rows, self.ids_TA, self.kept_TA, to, *self.sizes)
-        stream = plan_stay(bits, num, items * sets, processors, shared_bytes(index))
-        if stream is None:
-            grid = outputs // (16 * plan.warps), units, items * sets
-            numbers = items, inputs, outputs
-            module.launch(name, grid, 32 * plan.warps, (*args, *numbers), shared=plan.shared)
-            return module
-        defines = stay_defines(stream.warps, stream.rows, codebooks)
-        few = _module(FEW_SOURCE, index, tuple(defines.items()))
-        columns, chunks = outputs // (16 * stream.warps), -(-inputs // CHUNK_INPUTS)
-        grid = min(columns * matrices * chunks * items * sets, stream.blocks), 1, 1
-        args = (*args, sets, inputs, outputs, stream.buffer)
-        few.launch(f"{name}_few", grid, 32 * stream.warps, args, shared=stream.shared)
-        return module
-
-
 def _decode(
     x_TD: Tensor,
     ids_TA: Tensor,
@@ -267,33 +215,54 @@ def _decode(
     shards: Sequence[CudaShardExperts],
     out_STD: Tensor,
 ) -> None:
-    (num, hidden), sets, width = x_TD.shape, len(shards), shards[0].width
-    pairs, device = num * (ids_TA.shape[1] + 1), x_TD.device
-    call = _Decode(ids_TA, kept_TA, shards)
-
-    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(sets, pairs, *shape, dtype=dtype, device=device)
-
-    sums = empty(2, -(-hidden // CHUNK_INPUTS), width)
-    module = call.products("experts_hidden", 2, x_TD, sums)
-    act = empty(width, dtype=torch.float16)
+    (num, hidden), places, sets = x_TD.shape, ids_TA.shape[1], len(shards)
+    device, experts, width = x_TD.device, shards[0].num_experts, shards[0].width
+    pairs = num * (places + 1)
+    bits, codebooks = max(s.bits for s in shards), shards[0].codebooks
+    tables = [*(s.table for s in shards), *[None] * (_MOST_SHARDS - sets)]
+    items = min(experts, num * places) + 1
+    busy = min(items, num + 1) * sets  # not fewer experts than those of one row
+    sizes = (num, places, experts)
+    processors = num_processors(device.index)
+    units, chunks = num_units(hidden), -(-hidden // CHUNK_INPUTS)
+    sums = torch.empty(sets, pairs, 2, chunks, width, dtype=torch.float32, device=device)
+    plan = plan_decode(hidden, bits, num, 2 * busy * units * width // 128, processors)
+    module = _module(
+        DECODE_SOURCE, device.index, tuple(decode_defines(plan.warps, codebooks).items())
+    )
+    module.launch(
+        "experts_hidden",
+        (width // (16 * plan.warps), 2 * units, items * sets),
+        32 * plan.warps,
+        (*tables, x_TD, ids_TA, kept_TA, sums, *sizes, items, hidden, width),
+        shared=plan.shared,
+    )
+    act = torch.empty(sets, pairs, width, dtype=torch.float16, device=device)
     limit = _float_bits(shards[0].limit)
     module.launch(
         "experts_act",
         (width // 128, -(-pairs // 4), sets),
         128,
-        (
-            *(*call.tables, sums, ids_TA, kept_TA, weights_TA, act, *call.sizes),
-            *(hidden, width, limit),
-        ),
+        (*tables, sums, ids_TA, kept_TA, weights_TA, act, *sizes, hidden, width, limit),
     )
-    down = empty(-(-width // CHUNK_INPUTS), hidden)
-    module = call.products("experts_down", 1, act, down)
+    units, chunks = num_units(width), -(-width // CHUNK_INPUTS)
+    plan = plan_decode(width, bits, num, busy * units * hidden // 128, processors)
+    module = _module(
+        DECODE_SOURCE, device.index, tuple(decode_defines(plan.warps, codebooks).items())
+    )
+    down = torch.empty(sets, pairs, chunks, hidden, dtype=torch.float32, device=device)
+    module.launch(
+        "experts_down",
+        (hidden // (16 * plan.warps), units, items * sets),
+        32 * plan.warps,
+        (*tables, act, ids_TA, kept_TA, down, *sizes, items, width, hidden),
+        shared=plan.shared,
+    )
     module.launch(
         "experts_combine",
         (hidden // 128, num, sets),
         256,
-        (*call.tables, down, ids_TA, kept_TA, out_STD, *call.sizes, width, hidden),
+        (*tables, down, ids_TA, kept_TA, out_STD, *sizes, width, hidden),
     )
 
 

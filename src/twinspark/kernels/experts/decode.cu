@@ -6,22 +6,23 @@
 // inputs and 16 * WARPS columns; which expert that is it finds in the ids itself, so that no kernel
 // lists them. Pair p = row * (A + 1) + place; place A is the shared expert.
 //
-// Products of up to 4 rows are in few.cu.
-//
 // Macros: WARPS 4 or 8 of a block, RESIDENT blocks an SM at least, CODEBOOK_MASK codebooks in use.
 #include "../exl3/common.cuh"
 #include "tables.cuh"
-#include "decode.cuh"
 
 #define MOST_ROWS 64
 #define TILE_ROWS 8
 #define SEEN_WORDS 32             // experts up to 1,023
 #define MOST_PARTS 5              // of a unit: a chunk, and a rest of one part
 #define XPITCH (MOST_PARTS * 128 + 8)
+#define MOST_PLACES 16
 #define ASKED 6                   // ids a lane loads at once
 
 struct Item { int expert, count; u16 pairs[MOST_ROWS], rows[MOST_ROWS]; };
 
+__device__ __forceinline__ int id_of(const int* ids, const unsigned char* kept, int at) {
+  return kept && !__ldcg(kept + at) ? -1 : __ldcg(ids + at);
+}
 // Run by one warp: the shared expert (item 0) or the item-th expert by id that a row has; -1: none.
 __device__ __forceinline__ void find_item(
     Item& out, u32* seen, const int* ids, const unsigned char* kept, int rows, int places, int experts, int item) {
@@ -110,6 +111,65 @@ __device__ __forceinline__ void ask_for_weights(
   for (int k = warp; k < width / 16; k += WARPS, from += WARPS * pitch)
     bulk_copy(to + k * bytes, from, bytes, full_at + 8 * (k / PART));
 }
+template <int CODEBOOK, int BITS>
+__device__ __forceinline__ void multiply_part(
+    float acc[4], const u32* tiles, u32 x_at, const PlacesOf<BITS>& at) {
+#pragma unroll
+  for (int t = 0; t < PART; t += 2) {
+    u32 b[4], w0[4], w1[4];
+    load_b(x_at + t * 32, b);
+    WordsOf<BITS> words0, words1;
+    load_words(words0, tiles + t * WARPS * 8 * BITS, at);
+    load_words(words1, tiles + (t + 1) * WARPS * 8 * BITS, at);
+    decode_tile<CODEBOOK>(words0, at, w0);
+    decode_tile<CODEBOOK>(words1, at, w1);
+    mma(acc, w0, b[0], b[1]);
+    mma(acc, w1, b[2], b[3]);
+  }
+}
+// Up to 8 rows through a unit; a chunk's sums go to `sums` [pair][matrix][chunk][outputs].
+struct Sums { float* at; u64 pair_pitch; int outputs, chunk; };
+template <int CODEBOOK, int BITS>
+__device__ __forceinline__ void multiply_rows(
+    const u32* tiles, u32 xs_at, u32 full_at, int width, const Sums& sums, const u16* pairs, int count) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = 2 * (lane & 3);
+  const PlacesOf<BITS> at = places_of<BITS>(lane);
+  const u32 x_at = xs_at + (lane & 7) * XPITCH * 2 + (lane >> 3) * 16;
+  float acc[4] = {};
+#pragma unroll 1
+  for (int part = 0; part < width / 128; part++) {
+    barrier_wait(full_at + 8 * part, 0);
+    multiply_part<CODEBOOK, BITS>(acc, tiles + (part * PART * WARPS + warp) * 8 * BITS, x_at + part * 256, at);
+    if (part % 4 != 3 && part != width / 128 - 1) continue;
+    float* to = sums.at + (u64)(sums.chunk + part / 4) * sums.outputs + warp * 16 + (lane >> 2);
+    if (row < count) {
+      float* p = to + pairs[row] * sums.pair_pitch;
+      p[0] = acc[0]; p[8] = acc[2];
+    }
+    if (row + 1 < count) {
+      float* p = to + pairs[row + 1] * sums.pair_pitch;
+      p[0] = acc[1]; p[8] = acc[3];
+    }
+    acc[0] = acc[1] = acc[2] = acc[3] = 0.f;
+  }
+}
+#define CASE(c, b) \
+  case 16 * c + b: multiply_rows<c, b>(tiles, xs_at, full_at, width, sums, pairs, count); break;
+#define CASES(c) CASE(c, 1) CASE(c, 2) CASE(c, 3) CASE(c, 4) CASE(c, 5) CASE(c, 6) CASE(c, 7) CASE(c, 8)
+__device__ __forceinline__ void multiply_any(
+    int kind, const u32* tiles, u32 xs_at, u32 full_at, int width, const Sums& sums, const u16* pairs, int count) {
+  switch (kind) {
+#if CODEBOOK_MASK & 1
+    CASES(0)
+#endif
+#if CODEBOOK_MASK & 2
+    CASES(1)
+#endif
+#if CODEBOOK_MASK & 4
+    CASES(2)
+#endif
+  }
+}
 // Up to 8 rows of x, rotated into shared memory; a warp takes 128 values at a time.
 __device__ __forceinline__ void rotate_rows(
     u16* xs, const u16* suh, const u16* x, int inputs, int first, int width, const u16* rows, int count) {
@@ -146,8 +206,7 @@ __device__ __forceinline__ void products(
   const int which = DOWN ? 2 : blockIdx.y & 1, width = unit_width(unit, num_units(inputs), inputs);
   int number = blockIdx.z, shard = 0;
   for (; number >= items; number -= items) shard++;
-  const int lane = threadIdx.x & 31;
-  const u32 full_at = smem_address(full), x_at = smem_address(xs) + (lane & 7) * XPITCH * 2 + (lane >> 3) * 16;
+  const u32 full_at = smem_address(full), xs_at = smem_address(xs);
   if (threadIdx.x == 0) {
     for (int i = 0; i < MOST_PARTS; i++) barrier_init(full_at + 8 * i, 1);
     barriers_ready();
@@ -180,7 +239,7 @@ __device__ __forceinline__ void products(
     if (DOWN) copy_rows(xs, x + (u64)shard * all * inputs, inputs, unit * CHUNK, width, pairs, count);
     else rotate_rows(xs, matrix.suh, x, inputs, unit * CHUNK, width, item.rows + first, count);
     __syncthreads();
-    multiply_any(matrix.codebook * 16 + matrix.bits, tiles, x_at, full_at, 0, width, sums, pairs, count);
+    multiply_any(matrix.codebook * 16 + matrix.bits, tiles, xs_at, full_at, width, sums, pairs, count);
   }
 }
 

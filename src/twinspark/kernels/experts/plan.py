@@ -14,12 +14,6 @@ _DECODE_TILE_ROWS = 8
 _DECODE_ROW_BYTES = 2 * (5 * _PART_INPUTS + 8)  # of x in shared memory
 _DECODE_RESIDENT = {4: 6, 8: 3}  # blocks an SM the compiler leaves registers for, by warps
 _DECODE_FEW_ROWS = 4  # 1 and 2 were measured; gate and up gain from 8 warps at 6, too
-_STAY_ROWS = 4  # of a call, 8 at most
-_STAY_EXPERTS = 8  # a row that a block holds; FEW_ITEMS in few.cu
-_STAY_WARPS = 8
-_STAY_RESIDENT = 16 // _STAY_WARPS
-_STAY_ROW_BYTES = 2 * 2 * (CHUNK_INPUTS + 8)  # of two units
-_STAY_STATIC_ROW_BYTES = 1408  # at most, of a block's own and the system's share
 _STATIC_BYTES = 1536  # at most, of a block's own and the system's share
 _TOTAL_ROW_BYTES = 4 * 128
 WINDOW_ROWS = 8192
@@ -97,52 +91,9 @@ def plan_decode(inputs: int, bits: int, rows: int, blocks: int, processors: int)
     )
 
 
-@dataclass(frozen=True)
-class StayPlan:
-    """Blocks of few.cu that stay for several units of a product.
-
-    Attributes:
-        warps: of a block, 16 columns each.
-        rows: that a block holds at most.
-        blocks: that run at once on the device.
-        buffer: bytes for the weights of a unit, of which a block holds two.
-        shared: dynamic shared memory of a block.
-    """
-
-    warps: int
-    rows: int
-    blocks: int
-    buffer: int
-    shared: int
-
-
-def plan_stay(bits: int, rows: int, experts: int, processors: int, shared: int) -> StayPlan | None:
-    """Blocks for few rows and experts; None where rows, experts or weights are too many.
-
-    Args:
-        bits: the widest matrix.
-        rows: T of the call.
-        experts: of all shards that the rows may reach, the shared ones counted.
-        processors: multiprocessors of the device.
-        shared: bytes of shared memory a block may have.
-    """
-    buffer = CHUNK_INPUTS // 16 * _STAY_WARPS * 32 * bits
-    held = 4 if rows <= 4 else 8
-    need = held * _STAY_ROW_BYTES + 2 * buffer
-    resident = min(_STAY_RESIDENT, (shared + 1024) // (need + held * _STAY_STATIC_ROW_BYTES))
-    if rows > _STAY_ROWS or experts > _STAY_EXPERTS * held or resident == 0:
-        return None
-    return StayPlan(_STAY_WARPS, held, resident * processors, buffer, need)
-
-
 def decode_defines(warps: int, codebooks: int) -> dict[str, int]:
     """Macros of decode.cu for blocks of so many warps."""
     return {"WARPS": warps, "RESIDENT": _DECODE_RESIDENT[warps], "CODEBOOK_MASK": codebooks}
-
-
-def stay_defines(warps: int, rows: int, codebooks: int) -> dict[str, int]:
-    """Macros of few.cu for blocks of so many warps that hold 4 or 8 rows."""
-    return {"WARPS": warps, "FEW": rows, "CODEBOOK_MASK": codebooks}
 
 
 def plan_prompt(shared: int, *, wgmma: bool) -> PromptPlan:
