@@ -10,13 +10,21 @@ from twinspark.errors import KernelUnsupported
 from twinspark.kernels.cuda.compile import ARCHITECTURES, compile_cubin
 from twinspark.kernels.index import KeyPages, Wanted
 from twinspark.kernels.index.cuda import (
+    CHOOSE_SOURCE,
+    CHOOSE_THREADS,
+    FEW_ROWS,
+    FEW_SOURCE,
     QUERIES_SOURCE,
     SCORES_SOURCE,
     SELECT_SHARED,
     SELECT_SOURCE,
+    choose_positions,
+    few_defines,
+    few_parts,
     row_pitch,
     rows_at_once,
     scores_defines,
+    scores_few,
     scores_shared,
     takes_all,
 )
@@ -28,7 +36,13 @@ from twinspark.kernels.rope import rotate
 from twinspark.kernels.rounding import qdq4x32
 
 SHARED = {"sm_90a": 232448, "sm_121": 101376}  # bytes a block may have
-NAMES = {"queries": b"index_queries", "scores": b"index_scores", "select": b"index_select"}
+NAMES = {
+    "queries": b"index_queries",
+    "scores": b"index_scores",
+    "select": b"index_select",
+    "few": b"index_scores_few",
+    "choose": b"index_choose_32768",
+}
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -37,6 +51,8 @@ def test_kernels_compile(heads: int, packed: bool, arch: str) -> None:
     variants = [
         (QUERIES_SOURCE, {"HEADS": heads}),
         (SELECT_SOURCE, {"STAGED": int(SELECT_SHARED[1] <= SHARED[arch])}),
+        (CHOOSE_SOURCE, {}),
+        *((FEW_SOURCE, few_defines(heads, gathered=gathered)) for gathered in (False, True)),
         *(
             (SCORES_SOURCE, scores_defines(heads, packed=packed, gathered=gathered))
             for gathered in (False, True)
@@ -70,6 +86,28 @@ def test_nothing_is_scored_where_rows_take_all() -> None:
     # blocks that are all chosen anyway need no scores either
     assert takes_all(Wanted(k=512, max_entries=512, block_size=8, top_blocks=64))
     assert not takes_all(Wanted(k=512, max_entries=512, block_size=8, top_blocks=63))
+
+
+def test_few_positions_are_chosen_in_registers() -> None:
+    wanted = Wanted(k=512, max_entries=3000)
+    assert choose_positions(wanted, row_pitch(wanted)) == 4096
+    most = replace(wanted, max_entries=32768)
+    assert choose_positions(most, row_pitch(most)) == 32768
+    assert choose_positions(wanted, 32768 + 64) is None
+    assert choose_positions(replace(wanted, max_entries=512), 512) is None  # all are taken
+    assert choose_positions(replace(wanted, block_size=8, top_blocks=300), 3008) is None
+    assert all(threads >= wanted.k for threads in CHOOSE_THREADS.values())
+
+
+def test_few_rows_make_their_queries_with_their_scores() -> None:
+    keys = random_search(rows=1, entries=64).keys
+    wanted = Wanted(k=512, max_entries=3000)
+    assert scores_few(FEW_ROWS, keys, wanted) and not scores_few(FEW_ROWS + 1, keys, wanted)
+    assert not scores_few(1, replace(keys, page_rows=96), wanted)
+    assert not scores_few(1, replace(keys, page_rows=16), wanted)
+    assert not scores_few(1, replace(keys, packed=False), wanted)
+    assert few_parts(1, 8192, 132) == 32  # 256 keys a block
+    assert few_parts(24, 16384, 132) == 11 and few_parts(500, 64, 132) == 1
 
 
 class _Slot:
@@ -214,6 +252,44 @@ def test_cuda_chooses_what_the_reference_does(case: str, kind: str, packed: bool
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("entries", [700, 2048, 3900, 8000, 16384, 30000])
+@pytest.mark.parametrize("kind", ["random", "ties", "spread"])
+def test_few_positions_of_few_rows(entries: int, kind: str) -> None:
+    rows = 12 if entries < 5000 else 3
+    data = random_search(
+        rows=rows, entries=entries, slots=3, ties=kind == "ties",
+        spread=6 if kind == "spread" else 0, seed=entries,
+    )  # fmt: skip
+    data.table[0, 3] = -1
+    if rows > 3:
+        data.slots[5] = -1
+    for k in (512, 100):
+        wanted = Wanted(k=k, max_entries=entries)
+        expected, found = data.select(wanted, "reference"), data.at("cuda").select(wanted, "cuda")
+        assert torch.equal(found.entries_TK.cpu(), expected.entries_TK)
+        assert torch.equal(found.physical_TK.cpu(), expected.physical_TK)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("spread", [0, 6])
+def test_few_rows_choose_what_many_do(spread: int) -> None:
+    data = random_search(rows=3 * FEW_ROWS, entries=3000, slots=3, seed=7, spread=spread)
+    data = data.at("cuda")
+    blocks = data.select(Wanted(k=64, max_entries=3000, block_size=8, top_blocks=200), "cuda")
+    assert blocks.blocks_TB is not None
+    everything = Wanted(k=512, max_entries=3000, block_size=8)
+    for wanted in (everything, replace(everything, candidates_TB=blocks.blocks_TB)):
+        together = data.select(wanted, "cuda")
+        for first in range(0, 3 * FEW_ROWS, 16):
+            part, few = slice(first, first + 16), wanted
+            if wanted.candidates_TB is not None:
+                few = replace(wanted, candidates_TB=wanted.candidates_TB[part].contiguous())
+            found = data.rows(part).select(few, "cuda")
+            assert torch.equal(found.entries_TK, together.entries_TK[part])
+            assert torch.equal(found.physical_TK, together.physical_TK[part])
+
+
+@pytest.mark.gpu
 def test_many_rows_are_what_they_are_alone() -> None:
     data = random_search(rows=300, entries=3000, slots=3, seed=6, spread=6).at("cuda")
     wanted = Wanted(k=512, max_entries=3000, block_size=8, top_blocks=300)
@@ -253,6 +329,8 @@ def test_equal_scores_go_to_the_lowest_entries() -> None:
             torch.arange(512, device="cuda") >= length, -1
         )
         assert (found.entries_TK == expected).all()
+        alone = data.select(Wanted(k=512, max_entries=length), "cuda")
+        assert (alone.entries_TK == expected).all()
         assert found.blocks_TB is not None
         blocks = torch.arange(32, device="cuda")
         blocks[-1] = (length - 1) // 8  # the newest is pinned

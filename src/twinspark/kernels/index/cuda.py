@@ -1,8 +1,9 @@
-"""The index search on CUDA devices: three launches a group of rows (queries, scores, choice).
+"""The index search on CUDA devices: queries, scores, choice; for few rows queries with scores.
 
 A score's bits depend on its query and key only, a choice on its row's scores; nothing here waits
 for the device. Memory that grows with rows times entries stays within `Wanted.scratch_bytes`.
-Arithmetic is in queries.cu, scores.cu and select.cu. Letters: T rows, N index heads, P rotated
+Arithmetic is in queries.cu, scores.cu and select.cu, of few rows in few.cu, and the choice of few
+positions in choose.cu; which of them run changes no bit. Letters: T rows, N index heads, P rotated
 pairs, K chosen entries, B candidate blocks. Read next: `kernels/cuda/launch.py`.
 """
 
@@ -26,6 +27,8 @@ from twinspark.kernels.index.pages import KeyPages, Selected, Wanted
 QUERIES_SOURCE = Path(__file__).with_name("queries.cu")
 SCORES_SOURCE = Path(__file__).with_name("scores.cu")
 SELECT_SOURCE = Path(__file__).with_name("select.cu")
+FEW_SOURCE = Path(__file__).with_name("few.cu")
+CHOOSE_SOURCE = Path(__file__).with_name("choose.cu")
 WIDTH = 128
 _TILE = 64  # entries; as TILE in common.cuh
 _ROW_TILE = 8
@@ -34,6 +37,15 @@ _MOST_BLOCKS = 2048  # MOST_CHOSEN there
 SELECT_SHARED = (128 + 8 * 4096 + 4 * 2048, 128 + 8 * 4096 + 4 * 2048 + 4 * 1024 * 33)
 """Bytes of shared memory of select.cu, without and with values staged."""
 
+CHOOSE_THREADS = {2048: 512, 4096: 1024, 8192: 1024, 16384: 1024, 32768: 1024}
+"""Threads of a block of choose.cu, by the positions a row has at most."""
+
+FEW_ROWS = 32
+"""Most rows of a call whose queries few.cu makes."""
+
+_FEW_KEYS = 32  # of a warp of few.cu
+_FEW_WARPS = 8
+_FEW_RESIDENT = 2  # blocks of few.cu on a multiprocessor
 _WARPS = 4
 _RESIDENT = 4  # blocks of scores.cu on a multiprocessor
 
@@ -142,10 +154,35 @@ def scores_defines(heads: int, *, packed: bool, gathered: bool) -> dict[str, int
     return {"HEADS": heads, "PACKED": int(packed), "GATHERED": int(gathered)}
 
 
+def few_defines(heads: int, *, gathered: bool) -> dict[str, int]:
+    """Macros of few.cu."""
+    return {"HEADS": heads, "GATHERED": int(gathered)}
+
+
 def scores_shared(heads: int, *, packed: bool, gathered: bool) -> int:
     """Bytes of shared memory of a block of scores.cu: its queries, then what its warps read."""
     stage = _TILE * ((64 if packed else 0) + 12)
     return (1 if gathered else _ROW_TILE) * _query_bytes(heads) + _WARPS * stage
+
+
+def choose_positions(wanted: Wanted, pitch: int) -> int | None:
+    """Positions of the kernel of choose.cu that takes such rows; None where select.cu must."""
+    if takes_all(wanted) or wanted.num_blocks:
+        return None
+    return next((most for most in CHOOSE_THREADS if pitch <= most), None)
+
+
+def scores_few(rows: int, keys: KeyPages, wanted: Wanted) -> bool:
+    """Whether few.cu scores so many rows: it takes packed keys of pages of 2^5 rows and more."""
+    size = keys.page_rows
+    fits = keys.packed and size >= _FEW_KEYS and size & (size - 1) == 0
+    return fits and rows <= FEW_ROWS and not wanted.num_blocks
+
+
+def few_parts(rows: int, pitch: int, processors: int) -> int:
+    """Blocks of few.cu that share a row's positions."""
+    most = -(-pitch // (_FEW_KEYS * _FEW_WARPS))
+    return max(1, min(most, _FEW_RESIDENT * processors // rows))
 
 
 def _query_bytes(heads: int) -> int:
@@ -171,11 +208,27 @@ def _search(
         return torch.empty(num, width, dtype=torch.float32, device=device)
 
     scores = tile_max = block_max = None
-    if not takes_all(wanted):
+    chooses = choose_positions(wanted, pitch)
+    if chooses is not None and scores_few(num, keys, wanted):
+        scores = floats(pitch)
+        _score_few(rows, page_table, keys, wanted, pitch, scores)
+    elif not takes_all(wanted):
         scores, tile_max = floats(pitch), floats(pitch // _TILE)
         block_max = floats(pitch // wanted.block_size) if wanted.num_blocks else None
         _score(rows, page_table, keys, wanted, pitch, (scores, tile_max, block_max))
-    candidates = -1 if rows.candidates_TB is None else rows.candidates_TB.shape[1]
+    candidates = _num_candidates(rows)
+    if chooses is not None:
+        _module(CHOOSE_SOURCE, device.index, ()).launch(
+            f"index_choose_{chooses}",
+            (num, 1, 1),
+            CHOOSE_THREADS[chooses],
+            (
+                scores, rows.visible_T, rows.slots_T, page_table, rows.candidates_TB,
+                into.entries_TK, into.physical_TK, wanted.k, wanted.block_size.bit_length() - 1,
+                pitch, wanted.max_entries, candidates, page_table.shape[1], keys.page_rows,
+            ),
+        )  # fmt: skip
+        return
     staged = SELECT_SHARED[1] <= shared_bytes(device.index)
     module = _module(SELECT_SOURCE, device.index, (("STAGED", int(staged)),))
     module.launch(
@@ -206,7 +259,6 @@ def _score(
     weights = torch.empty(num, heads, 2, dtype=torch.float32, device=device)
     below = torch.empty(num, heads, dtype=torch.int32, device=device)
     tiles = torch.empty(num + 1, 2, dtype=torch.int32, device=device)  # their number comes last
-    scale = struct.unpack("<i", struct.pack("<f", rows.scale))[0]
     module = _module(QUERIES_SOURCE, index, (("HEADS", heads),))
     module.launch(
         "index_queries",
@@ -214,7 +266,7 @@ def _score(
         256,
         (
             rows.q_TNH, rows.w_TN, rows.cos_TP, rows.sin_TP, rows.slots_T, numbers, weights, below,
-            tiles, tiles[num:], num, rows.cos_TP.shape[1], scale,
+            tiles, tiles[num:], num, rows.cos_TP.shape[1], _float_bits(rows.scale),
         ),
     )  # fmt: skip
     gathered = rows.candidates_TB is not None
@@ -229,8 +281,36 @@ def _score(
             numbers, weights, below, tiles, tiles[num:], rows.visible_T, rows.slots_T, keys.data,
             page_table, rows.candidates_TB, *out, num, page_table.shape[1], keys.page_rows,
             keys.data.shape[1], pitch, wanted.max_entries,
-            rows.candidates_TB.shape[1] if rows.candidates_TB is not None else -1,
+            _num_candidates(rows),
             wanted.block_size.bit_length() - 1, int(out[2] is not None),
         ),
         shared=scores_shared(heads, packed=keys.packed, gathered=gathered),
     )  # fmt: skip
+
+
+def _score_few(
+    rows: Queries, page_table: Tensor, keys: KeyPages, wanted: Wanted, pitch: int, scores: Tensor
+) -> None:
+    num, heads, _ = rows.q_TNH.shape
+    index = rows.q_TNH.device.index
+    defines = few_defines(heads, gathered=rows.candidates_TB is not None)
+    _module(FEW_SOURCE, index, tuple(defines.items())).launch(
+        "index_scores_few",
+        (few_parts(num, pitch, num_processors(index)), num, 1),
+        32 * _FEW_WARPS,
+        (
+            rows.q_TNH, rows.w_TN, rows.cos_TP, rows.sin_TP, rows.visible_T, rows.slots_T,
+            keys.data, page_table, rows.candidates_TB, scores, rows.cos_TP.shape[1],
+            _float_bits(rows.scale), page_table.shape[1], keys.page_rows, keys.data.shape[1],
+            pitch, wanted.max_entries, _num_candidates(rows), wanted.block_size.bit_length() - 1,
+        ),
+    )  # fmt: skip
+
+
+def _num_candidates(rows: Queries) -> int:
+    return -1 if rows.candidates_TB is None else rows.candidates_TB.shape[1]
+
+
+def _float_bits(value: float) -> int:
+    bits: int = struct.unpack("<i", struct.pack("<f", value))[0]
+    return bits
