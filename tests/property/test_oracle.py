@@ -104,13 +104,13 @@ def engine_config(chosen):
 patterns = st.none() | st.lists(st.integers(0, 9), min_size=1, max_size=4)
 
 
-@examples(25)
+@examples(12)
 @given(SCENE.companies, configs, cancels, patterns)
 def test_any_company_gets_the_replies_it_would_get_alone(company, chosen, cancelled, pattern):
     run(company, engine_config(chosen), cancelled, pattern=pattern)
 
 
-@examples(6)
+@examples(4)
 @given(SCENE.companies, configs, cancels, st.booleans())
 def test_two_ranks_too(company, chosen, cancelled, split):
     config = engine_config({**chosen, "ranks": 2, "split_pool": split})
