@@ -49,7 +49,7 @@ def model(demo: ServerProcess) -> Iterator[Api]:
 
 
 def sha(model: Api, text: str, **fields: Any) -> str:
-    reply = model.chat(text, **{"max_tokens": 40} | fields)
+    reply = model.chat(text, **{"max_tokens": 24} | fields)
     assert reply.status_code == 200, reply.text
     found: str = reply.json()["stats"]["token_sha"]
     return found
@@ -155,7 +155,7 @@ def test_r29_a_seed_gives_one_reply_alone_in_company_and_undrafted(model: Api) -
     shas = {sha(model, "Tell me a story.", **fields) for _ in range(4)}
     shas.add(sha(model, "Tell me a story.", draft=False, **fields))
     with ThreadPoolExecutor(6) as pool:
-        noise = [pool.submit(sha, model, f"Noise {n}", max_tokens=60) for n in range(4)]
+        noise = [pool.submit(sha, model, f"Noise {n}", max_tokens=40) for n in range(4)]
         busy = [pool.submit(sha, model, "Tell me a story.", **fields) for _ in range(3)]
         shas |= {future.result() for future in busy}
         assert all(future.result() for future in noise)
