@@ -223,7 +223,7 @@ def test_r31_fields_change_the_reply(model: Api) -> None:
 
 
 def test_r32_scores_are_the_same_however_the_reply_is_made(model: Api) -> None:
-    fields = {"logprobs": True, "top_logprobs": 5, "max_tokens": 60, "seed": 9}
+    fields = {"logprobs": True, "top_logprobs": 5, "max_tokens": 30, "seed": 9}
 
     def scores(**more: Any) -> Any:
         reply = model.chat("Tell me a story.", **fields, **more).json()
@@ -260,7 +260,7 @@ def test_r35_a_schema_binds_the_answer_only(model: Api) -> None:
 def test_forms_are_the_same_drafted_and_not(model: Api) -> None:
     forms: list[dict[str, Any]] = [
         {"guided_regex": "[a-c]{3,9}"}, {"guided_choice": ["yes", "no", "perhaps"]},
-        {"response_format": {"type": "json_object"}, "max_tokens": 50},
+        {"response_format": {"type": "json_object"}, "max_tokens": 24},
     ]  # fmt: skip
 
     def run(number: int) -> None:
@@ -281,7 +281,7 @@ def test_r48_limits_are_exact(model: Api) -> None:
 
 def test_r52_a_budget_closes_the_thinking_block(model: Api) -> None:
     def run(seed: int) -> None:
-        asked = {"seed": seed, "thinking_budget": 10, "max_tokens": 30}
+        asked = {"seed": seed, "thinking_budget": 10, "max_tokens": 20}
         reply = model.chat("Why is the sky blue?", **asked).json()
         assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] <= 10
         assert reply["choices"][0]["message"]["content"] is not None
