@@ -32,13 +32,16 @@ CONDENSE := awk '/^(Collecting|Downloading|Building|Preparing|Installing collect
 demo: $(VENV)/.demo-$(TORCH)
 	@$(BIN)/twinspark demo --port $(PORT)
 
+# Files run in the order of their names, so unit tests come last, a second a file. By default those
+# with the fewest tests come last, and these are the longest: one worker would idle for minutes.
 test: $(VENV)/.dev-$(TORCH)
 	@echo "== ruff" && $(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@echo "== mypy" && $(BIN)/mypy
 	@echo "== import rules" && $(BIN)/lint-imports
 	@echo "== sizes" && $(BIN)/python tools/size.py
 	@echo "== pytest" && OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -q \
-		-n $(WORKERS) --dist loadfile -m "not gpu and not multigpu and not slow" $(PYTEST_ARGS)
+		-n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+		-m "not gpu and not multigpu and not slow" $(PYTEST_ARGS)
 
 soak: $(VENV)/.dev-$(TORCH)
 	@$(BIN)/python -m pytest -q -s tests/soak $(PYTEST_ARGS)

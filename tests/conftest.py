@@ -25,6 +25,10 @@ else:
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="twinspark-cache-")
     atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
+# No test speaks TLS, and httpx reads all authorities again for each client, a fiftieth of a second.
+os.environ.pop("SSL_CERT_FILE", None)
+os.environ["SSL_CERT_DIR"] = os.environ["XDG_CACHE_HOME"]
+
 
 @pytest.fixture(scope="session")
 def real_tokenizer_path(

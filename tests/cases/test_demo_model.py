@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -49,37 +49,43 @@ def model(demo: ServerProcess) -> Iterator[Api]:
 
 
 def sha(model: Api, text: str, **fields: Any) -> str:
-    reply = model.chat(text, **{"max_tokens": 40} | fields)
+    reply = model.chat(text, **{"max_tokens": 24} | fields)
     assert reply.status_code == 200, reply.text
     found: str = reply.json()["stats"]["token_sha"]
     return found
 
 
+def in_company(run: Callable[[int], None], count: int) -> None:
+    """Requests that have nothing to do with each other: four at once take half as long."""
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(run, range(count)))
+
+
 def test_r03_streamed_equals_whole_for_tool_prompts(model: Api) -> None:
-    for n in range(12):
+    def run(n: int) -> None:
         fields = {"tools": [CITY], "max_tokens": 40, "seed": n, "temperature": 0.7 * (n % 2)}
         fields |= {"tool_choice": ("auto", NAMED, "required")[n % 3]}
         fields |= PLAIN if n % 4 else {"thinking_budget": 10}
         model.both(f"The weather in {TOWNS[n % 5]}, please.", **fields)
 
+    in_company(run, 12)
 
-def test_r07_forced_calls_carry_the_required_parameters(model: Api) -> None:
-    """Not strict, 50 seeds at temperature 1."""
 
-    def run(seed: int) -> dict[str, Any]:
+@pytest.mark.parametrize("num_seeds", [16, pytest.param(50, marks=pytest.mark.slow)])
+def test_r07_forced_calls_carry_the_required_parameters(model: Api, num_seeds: int) -> None:
+    """Not strict, at temperature 1."""
+
+    def run(seed: int) -> None:
         fields = PLAIN if seed % 2 else {"thinking_budget": 5}
         found = model.message(
             "Weather?", tools=[CITY], tool_choice=NAMED, seed=seed, temperature=1,
             max_tokens=200, **fields,
         )  # fmt: skip
         assert found["finish"] == "tool_calls", found
-        arguments: dict[str, Any] = json.loads(found["tool_calls"][0]["arguments"])
-        return arguments
+        arguments = json.loads(found["tool_calls"][0]["arguments"])
+        jsonschema.validate(arguments, CITY["function"]["parameters"])
 
-    with ThreadPoolExecutor(4) as pool:
-        arguments = list(pool.map(run, range(50)))
-    for found in arguments:
-        jsonschema.validate(found, CITY["function"]["parameters"])
+    in_company(run, num_seeds)
 
 
 def test_r08_choice_none_is_the_same_as_no_tools(model: Api) -> None:
@@ -149,7 +155,7 @@ def test_r29_a_seed_gives_one_reply_alone_in_company_and_undrafted(model: Api) -
     shas = {sha(model, "Tell me a story.", **fields) for _ in range(4)}
     shas.add(sha(model, "Tell me a story.", draft=False, **fields))
     with ThreadPoolExecutor(6) as pool:
-        noise = [pool.submit(sha, model, f"Noise {n}", max_tokens=60) for n in range(4)]
+        noise = [pool.submit(sha, model, f"Noise {n}", max_tokens=40) for n in range(4)]
         busy = [pool.submit(sha, model, "Tell me a story.", **fields) for _ in range(3)]
         shas |= {future.result() for future in busy}
         assert all(future.result() for future in noise)
@@ -217,7 +223,7 @@ def test_r31_fields_change_the_reply(model: Api) -> None:
 
 
 def test_r32_scores_are_the_same_however_the_reply_is_made(model: Api) -> None:
-    fields = {"logprobs": True, "top_logprobs": 5, "max_tokens": 60, "seed": 9}
+    fields = {"logprobs": True, "top_logprobs": 5, "max_tokens": 30, "seed": 9}
 
     def scores(**more: Any) -> Any:
         reply = model.chat("Tell me a story.", **fields, **more).json()
@@ -248,19 +254,22 @@ def test_r35_a_schema_binds_the_answer_only(model: Api) -> None:
         assert found["reasoning"] and found["finish"] == "stop", found
         jsonschema.validate(json.loads(found["content"]), SUM)
 
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(run, range(20)))
+    in_company(run, 20)
 
 
 def test_forms_are_the_same_drafted_and_not(model: Api) -> None:
-    for fields in (
+    forms: list[dict[str, Any]] = [
         {"guided_regex": "[a-c]{3,9}"}, {"guided_choice": ["yes", "no", "perhaps"]},
-        {"response_format": {"type": "json_object"}, "max_tokens": 50},
-    ):  # fmt: skip
-        asked = {"seed": 3, "max_tokens": 60, **PLAIN, **fields}
+        {"response_format": {"type": "json_object"}, "max_tokens": 24},
+    ]  # fmt: skip
+
+    def run(number: int) -> None:
+        asked = {"seed": 3, "max_tokens": 60, **PLAIN, **forms[number]}
         drafted = sha(model, "Well?", **asked)
         assert sha(model, "Well?", draft=False, **asked) == drafted
         assert model.both("Well?", **asked)["content"]
+
+    in_company(run, len(forms))
 
 
 def test_r48_limits_are_exact(model: Api) -> None:
@@ -271,14 +280,16 @@ def test_r48_limits_are_exact(model: Api) -> None:
 
 
 def test_r52_a_budget_closes_the_thinking_block(model: Api) -> None:
-    for seed in range(20):
-        asked = {"seed": seed, "thinking_budget": 10, "max_tokens": 30}
+    def run(seed: int) -> None:
+        asked = {"seed": seed, "thinking_budget": 10, "max_tokens": 20}
         reply = model.chat("Why is the sky blue?", **asked).json()
         assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] <= 10
         assert reply["choices"][0]["message"]["content"] is not None
         if seed < 4:
             undrafted = sha(model, "Why is the sky blue?", draft=False, **asked)
             assert undrafted == reply["stats"]["token_sha"]
+
+    in_company(run, 20)
 
 
 def test_r68_other_salts_share_nothing(model: Api) -> None:

@@ -46,7 +46,7 @@ def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
 
 def ask(client: openai.OpenAI, question: str, **options: Any) -> Any:
     return client.chat.completions.create(
-        **{"model": "demo", "messages": [{"role": "user", "content": question}], "max_tokens": 40}
+        **{"model": "demo", "messages": [{"role": "user", "content": question}], "max_tokens": 24}
         | options
     )
 

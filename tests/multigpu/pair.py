@@ -8,13 +8,13 @@ import os
 from pathlib import Path
 from time import monotonic
 
+from tests.lost_ranks import SOON_S
 from tests.rank_process import RankProcess, free_address
 
 CHILD = Path(__file__).with_name("pair_child.py")
 DEVICES = tuple(os.environ.get("PAIR_DEVICES", "cuda:0,cuda:1").split(","))
 ON_GPUS = DEVICES[0] != "cpu"
 READY_S = 240  # both ranks load and compile
-SOON_S = 3.0
 SLACK_S = 0.5 if ON_GPUS else 5.0  # where two cores are shared by all tests
 
 

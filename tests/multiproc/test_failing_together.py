@@ -15,6 +15,16 @@ from time import monotonic, sleep
 import httpx
 import pytest
 from tests.live_server import wait_until
+from tests.lost_ranks import (
+    ENDLESS,
+    SOON_S,
+    each_fault,
+    ended,
+    kill_or_stop,
+    lose_rank_1,
+    refused,
+    running,
+)
 from tests.rank_packs import whole_pack
 from tests.rank_process import RankProcess, children, free_address
 from tests.server_process import ServerProcess, is_alive
@@ -24,15 +34,13 @@ from twinspark.config.engine import EngineConfig
 from twinspark.distributed.join import parse_address
 from twinspark.distributed.leaving import EXIT_RANKS
 from twinspark.engine.ranks import lead_ranks
-from twinspark.errors import EngineDied, RankFailed
+from twinspark.errors import RankFailed
 from twinspark.pack.reader import open_pack
 
 CHILD = Path(__file__).with_name("rank_child.py")
 LONG = {"max_position_embeddings": 8192}
-SOON_S = 3.0
 SLACK_S = 5.0
 SETTINGS = {"max_context_tokens": 4096, "page_tokens": 16, "slots": 2}
-ENDLESS = Sampling(max_tokens=4000, ignore_eos=True, seed=3)
 
 
 class Starter:
@@ -61,18 +69,17 @@ def start():
         rank.close()
 
 
-def running(zero, one):
-    wait_until(lambda: zero.pieces > 3 or zero.process.poll() is not None, 60)
-    assert zero.process.poll() is None, zero.said + one.said
+def in_time(begin, slack_s=SLACK_S):
+    assert monotonic() - begin < SOON_S + slack_s
 
 
 def test_ranks_that_differ_do_not_start(start):
     """Another pack, another setting, another version: each named, with both values."""
     exl3, plain = whole_pack("exl3", **LONG), whole_pack("plain", **LONG)
     pairs = [start(exl3, plain)]
-    refused = {"setting slots is 3, rank 0 has 2": "slots", "version is 0.0.1, rank": "version"}
+    differences = {"setting slots is 3, rank 0 has 2": "slots", "version is 0.0.1, rank": "version"}
     config = EngineConfig(ranks=2, **SETTINGS)
-    for difference, mode in refused.items():
+    for difference, mode in differences.items():
         address = free_address()
         one = start.one(exl3, address, mode)
         with pytest.raises(RankFailed, match=f"rank 1 cannot join: its {difference}"):
@@ -84,68 +91,45 @@ def test_ranks_that_differ_do_not_start(start):
                 commands=lambda _here: {},
             )
         pairs.append([one])
-    for pair, difference in zip(pairs, ["pack digest is", *refused], strict=True):
-        for rank in pair:
-            code, said = rank.end()
-            assert code == EXIT_RANKS, said
-            assert f"rank 1 cannot join: its {difference}" in said
-            assert "Traceback" not in said
+    for pair, difference in zip(pairs, ["pack digest is", *differences], strict=True):
+        refused(pair, difference)
 
 
-@pytest.mark.parametrize(
-    ("mode", "cause"),
-    [
-        ("raises", "rank 1 failed: RuntimeError: the device is on fire"),
-        ("bits", "rank 1 fell out of step: after round "),
-    ],
-)
+@each_fault
 def test_a_fault_of_one_rank_ends_both(start, mode, cause):
     zero, one = start(whole_pack("exl3", **LONG), whole_pack("exl3", **LONG), mode)
-    for rank in (zero, one):
-        code, said = rank.end()
-        assert code == EXIT_RANKS, said
-        assert cause in said
-    assert ("Traceback" in one.said) == (mode == "raises")
-    assert "Traceback" not in zero.said
+    assert "Traceback" not in ended(zero, cause)
+    assert ("Traceback" in ended(one, cause)) == (mode == "raises")
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@kill_or_stop
 def test_a_follower_that_loses_rank_0_ends_by_itself(start, how):
     zero, one = start(whole_pack("exl3", **LONG), whole_pack("exl3", **LONG))
-    running(zero, one)
+    running(zero, one, 3, 60)
     begin = monotonic()
     zero.process.send_signal(how)
-    code, said = one.end()
-    assert code == EXIT_RANKS, said
-    assert monotonic() - begin < SOON_S + SLACK_S
-    assert "rank 1 ended, because rank 0 is gone for it: " in said
+    said = ended(one, "rank 1 ended, because rank 0 is gone for it: ")
+    in_time(begin)
     if how == signal.SIGSTOP:
         assert "it stopped answering" in said
         sleep(max(0.0, begin + 5 - monotonic()))
         zero.process.send_signal(signal.SIGCONT)
-        code, said = zero.end()
-        assert code == EXIT_RANKS, said
-        assert "rank 1 ended, because rank 0 is gone for it: it stopped answering" in said
+        ended(zero, "rank 1 ended, because rank 0 is gone for it: it stopped answering")
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@kill_or_stop
 def test_a_library_user_gets_an_error_and_goes_on(how):
     """A rank that was started here dies or stops in the middle of rounds, and is seen off."""
     llm = LLM(whole_pack("exl3", **LONG), ranks=2, **SETTINGS)
     pid = llm._loaded.team.local_pids[1]
     stream = llm.stream("ab", ENDLESS)
     next(stream)
-    begin = monotonic()
-    os.kill(pid, how)
-    cause = "its process was killed by SIGKILL" if how == signal.SIGKILL else "stopped answering"
-    with pytest.raises(RankFailed, match=f"rank 1 is gone: .*{cause}"):
-        for _ in stream:
-            pass
-    wait_until(lambda: not is_alive(pid))
-    assert monotonic() - begin < SOON_S + SLACK_S
-    with pytest.raises(EngineDied):
-        llm.generate("ab")
-    llm.close()
+
+    def gone_in_time(begin):
+        wait_until(lambda: not is_alive(pid))
+        in_time(begin)
+
+    lose_rank_1(llm, stream, how, gone_in_time)
     alone = LLM(whole_pack("exl3", **LONG), **SETTINGS)
     assert len(alone.generate("ab", Sampling(max_tokens=2, ignore_eos=True)).token_ids) == 2
 
@@ -212,9 +196,9 @@ def test_a_server_whose_follower_dies_answers_everybody_and_ends_with_70(server)
             data = [line.removeprefix("data: ") for line in each if line.startswith("data: {")]
             message = json.loads(data[-1])["error"]["message"]
             assert "rank 1 is gone: its process was killed by SIGKILL" in message
-        assert monotonic() - begin < SOON_S + SLACK_S
+        in_time(begin)
     assert server.wait(20) == EXIT_RANKS, server.said
-    assert monotonic() - begin < SOON_S + 2 * SLACK_S
+    in_time(begin, 2 * SLACK_S)
     assert "rank 1 is gone: its process was killed by SIGKILL" in server.said
     assert not is_alive(engine_pid) and not is_alive(follower)
 
@@ -233,9 +217,10 @@ def test_a_server_whose_rank_0_stops_or_dies_answers_and_ends_with_70(server, nu
         os.kill(engine_pid, number)
         data = [line.removeprefix("data: ") for line in lines if line.startswith("data: {")]
         assert cause in json.loads(data[-1])["error"]["message"]
-        assert monotonic() - begin < SOON_S + SLACK_S
+        in_time(begin)
     assert server.wait(20) == EXIT_RANKS, server.said
-    assert monotonic() - begin < SOON_S + 2 * SLACK_S and cause in server.said
+    in_time(begin, 2 * SLACK_S)
+    assert cause in server.said
     assert not is_alive(engine_pid) and not is_alive(follower)
 
 

@@ -15,7 +15,7 @@ SETTINGS = {
 }  # fmt: skip
 PROMPTS = ["ab" * 20, "x", "ab" * 20 + "c", "the quick brown fox " * 4, "ab" * 20]
 RULES = [
-    Sampling(temperature=rule, max_tokens=10, seed=n, ignore_eos=True)
+    Sampling(temperature=rule, max_tokens=6, seed=n, ignore_eos=True)
     for n, rule in enumerate((0.0, 0.9, 0.7, 1.0, 0.0))
 ]
 

@@ -132,12 +132,26 @@ samplings = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40, deadline=None)
-@given(
+companies = given(
     parts=st.lists(st.tuples(kinds, st.booleans(), samplings), min_size=1, max_size=4),
     right=st.lists(st.integers(0, 5), min_size=1),
 )
+
+
+@settings(max_examples=16, deadline=None)
+@companies
 def test_drafted_and_in_company_equals_serial_and_alone(parts, right):
+    compare(parts, right)
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None)
+@companies
+def test_many_more_companies(parts, right):
+    compare(parts, right)
+
+
+def compare(parts, right):
     made = []
     for number, (kind, thinks, sampling) in enumerate(parts):
         if not thinks:
@@ -184,11 +198,12 @@ def check_reply(kind, request, rules, replies):
             jsonschema.validate(json.loads(arguments), schema)
 
 
+@pytest.mark.parametrize("num_seeds", [10, pytest.param(50, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("thinks", [False, True])
 @pytest.mark.parametrize("kind", ["required", "named", "one"])
-def test_forced_calls_always_carry_their_parameters(kind, thinks):
+def test_forced_calls_always_carry_their_parameters(kind, thinks, num_seeds):
     seen = set()
-    for seed in range(25):
+    for seed in range(num_seeds):
         request, rules = make_request(seed, kind, thinks, {"seed": seed, "thinking_budget": 5}
                                       if thinks else {"seed": seed})  # fmt: skip
         replies = run([request])

@@ -1,6 +1,7 @@
 """No CUDA source without tests: compiled for both targets on the CPU, compared on a GPU."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,12 +19,16 @@ def used(tree: ast.AST) -> set[str]:
     return names | {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
 
 
+@cache
+def all_files() -> list[ast.Module]:
+    return [ast.parse(file.read_text("utf-8")) for file in sorted(TESTS.glob("test_*.py"))]
+
+
 def files_that_import(package: str) -> list[ast.Module]:
     """The test files that import from a package."""
-    trees = [ast.parse(file.read_text("utf-8")) for file in sorted(TESTS.glob("test_*.py"))]
     return [
         tree
-        for tree in trees
+        for tree in all_files()
         if any(
             isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"{package}.")
             for node in ast.walk(tree)

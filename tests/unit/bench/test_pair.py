@@ -29,18 +29,38 @@ def small(group):
     return made, Caches(TINY, 4, PLAN.most_tokens)
 
 
-def test_both_ranks_measure_all_cells_and_agree():
+@pytest.fixture(scope="module")
+def measured():
+    """Of each rank: the check, and every cell with the exchanges it made, real and rehearsed."""
+
     def work(group, _store):
+        counted = []
         with torch.inference_mode():
             made, caches = small(group)
             checks = same_bits(made, caches, group, PLAN)
-            return checks, [cell.as_dict() for cell in measure_pair(made, caches, group, PLAN)]
+            gather = group._gather
 
-    (checks, cells), (others, theirs) = on_two_ranks(work)
+            def counting(tensor):
+                counted.append(group._rehearses)
+                return gather(tensor)
+
+            group._gather = counting
+            found = []
+            for cell in measure_pair(made, caches, group, PLAN):
+                found.append((cell, counted.count(False), counted.count(True)))
+                counted.clear()
+        return checks, found
+
+    return on_two_ranks(work)
+
+
+def test_both_ranks_measure_all_cells_and_agree(measured):
+    (checks, found), (others, theirs) = measured
     assert checks == others == {
         "rows": 6, "ranks_agree": True, "equal_to_rehearsal": True, "finite": True,
     }  # fmt: skip
-    assert [cell["name"] for cell in cells] == [cell["name"] for cell in theirs]
+    cells = [cell.as_dict() for cell, _, _ in found]
+    assert [cell["name"] for cell in cells] == [cell.as_dict()["name"] for cell, _, _ in theirs]
     assert [cell["rows"] for cell in cells] == [1, 6, TINY.dspark_block_size, 40, 40]
     for cell in cells:
         assert cell["us"] > 0 and cell["alone_us"] > 0 and json.dumps(cell)
@@ -50,31 +70,12 @@ def test_both_ranks_measure_all_cells_and_agree():
     ]  # fmt: skip
 
 
-def test_the_exchanges_are_as_many_as_the_cells_say():
-    """Counted at the group, in one call of each kind."""
-
-    def work(group, _store):
-        counted = []
-        with torch.inference_mode():
-            made, caches = small(group)
-            gather = group._gather
-
-            def counting(tensor):
-                counted.append(group._rehearses)
-                return gather(tensor)
-
-            group._gather = counting
-            cells = measure_pair(made, caches, group, PLAN)
-            found = []
-            for repeats in (10, 10, 10, 4, 4):  # calls of a cell with the other rank
-                counted.clear()
-                cell = next(cells)
-                found.append((counted.count(False), repeats * cell.exchanges))
-                assert counted.count(True) == counted.count(False)
-        return found
-
-    for found in on_two_ranks(work):
-        assert all(counted == said for counted, said in found), found
+def test_the_exchanges_are_as_many_as_the_cells_say(measured):
+    """Counted at the group, in the calls of each kind."""
+    repeats = (10, 10, 10, 4, 4)  # calls of a cell with the other rank
+    for _, found in measured:
+        for (cell, real, rehearsed), calls in zip(found, repeats, strict=True):
+            assert real == rehearsed == calls * cell.exchanges, cell
 
 
 def test_a_rank_that_differs_is_found_before_anything_is_timed():

@@ -142,7 +142,7 @@ def test_the_prompts_last_token_is_a_window_row(make_engine, make_request):
 
 def test_running_streams_decode_in_every_round_beside_a_long_prompt(make_engine, make_request):
     model = FakeModel()
-    engine = make_engine(model=model, draft=False)
+    engine = make_engine(model=model, draft=False, clock=lambda: 0.0)
     short, long = make_request(0, prompt_len=1), make_request(1, prompt_len=100, max_tokens=2)
     replies = run_all(engine, [short, long], arrivals=[0, 2])
     assert replies.deltas["r0"] == [1] * 24

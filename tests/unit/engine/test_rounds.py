@@ -101,7 +101,7 @@ def request(number, **sampling):
     return GenerateRequest(
         request_id=f"r{number}",
         prompt_ids=tuple(tiny.prompt(20 + 9 * number, salt=number)),
-        sampling=Sampling(seed=number, max_tokens=24, ignore_eos=True, **sampling),
+        sampling=Sampling(seed=number, max_tokens=14, ignore_eos=True, **sampling),
         return_token_ids=True,
     )
 
@@ -156,7 +156,7 @@ def odd(number, changes):
     return GenerateRequest(
         request_id=f"r{number}",
         prompt_ids=tuple(tiny.prompt(21, salt=number)),
-        sampling=Sampling(**{"seed": number, "max_tokens": 16, "ignore_eos": True, **changes}),
+        sampling=Sampling(**{"seed": number, "max_tokens": 12, "ignore_eos": True, **changes}),
         return_token_ids=True,
     )
 

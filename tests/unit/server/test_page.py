@@ -69,8 +69,8 @@ def test_the_page_can_be_left_out(engine, small_tokenizer) -> None:
         assert httpx.get(live.url + "/health").status_code == 200
 
 
-@pytest.fixture
-def browser() -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def started() -> Iterator[Any]:
     sync_api = pytest.importorskip("playwright.sync_api")
     if CHROMIUM is None:
         pytest.skip("no chromium is installed")
@@ -78,6 +78,14 @@ def browser() -> Iterator[Any]:
         opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield opened
         opened.close()
+
+
+@pytest.fixture
+def browser(started) -> Iterator[Any]:
+    """One that has seen no page."""
+    yield started
+    for context in started.contexts:
+        context.close()
 
 
 def open_page(browser: Any, url: str, **options: Any) -> tuple[Any, list[str]]:
