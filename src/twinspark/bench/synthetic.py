@@ -87,7 +87,7 @@ class SyntheticTable:
         return (torch.uint8, self.width), (torch.uint8, self.width // 32)
 
     def put(self, row_ids: npt.NDArray[np.int64], into: Sequence[npt.NDArray[Any]]) -> None:
-        """Write the rows as they are stored into arrays [N, width]."""
+        """Write the rows as they are stored into arrays [..., width]."""
         ids = row_ids % _TABLE_ROWS
         for source, target in zip((self._rows, self._scale), into, strict=True):
             np.take(source.numpy(), ids, axis=0, out=target)

@@ -159,8 +159,7 @@ class Engram:
 
     def put(self, hash_TLC: Ints, into: Sequence[npt.NDArray[Any]]) -> None:
         """Write table rows where a device is sent them from; arrays of `fields`, T rows first."""
-        ids = hash_TLC[:, self.index].reshape(-1)
-        self._table.put(ids, [array.reshape(len(ids), -1) for array in into])
+        self._table.put(hash_TLC[:, self.index], into)
 
     def rows_of(self, sent: Sequence[Tensor]) -> Tensor:
         """Rows [T, columns * width], bf16, from tensors of `fields` on the device."""

@@ -74,7 +74,7 @@ class EngramRows(Protocol):
         """Types and widths of what `put` writes: bf16 values, or e4m3 bytes and scale bytes."""
 
     def put(self, row_ids: npt.NDArray[np.int64], into: Sequence[npt.NDArray[Any]]) -> None:
-        """Write rows by id [N] into arrays [N, width] of `row_fields`; bf16 as int16."""
+        """Write rows by id [...] into arrays [..., width] of `row_fields`; bf16 as int16."""
 
 
 class WeightSource(Protocol):

@@ -184,8 +184,9 @@ class Transformer:
         if self._hash is None:
             return
         hash_TLC = self._hash.of_runs(rows)
+        num = len(hash_TLC)
         for engram, part in self._staged_engrams:
-            engram.put(hash_TLC, [array[: len(hash_TLC)] for array in into[part]])
+            engram.put(hash_TLC, [array[:num] for array in into[part]])
 
     def engram_tables(self, sent: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """What `DecodeRound.engram` holds, from tensors of `engram_fields` on the device."""

@@ -97,8 +97,9 @@ class EngramTable:
         """Write rows where they go next.
 
         Args:
-            row_ids: [N], all in the table, which is not checked: it would cost more than the rest.
-            into: [N, width] arrays of `row_fields`; bf16 as int16.
+            row_ids: [...], all in the table, which is not checked: it would cost more than the
+                rest.
+            into: [..., width] arrays of `row_fields`; bf16 as int16.
         """
         for source, target in zip(self._sources, into, strict=True):
             source.take(row_ids, axis=0, out=target, mode="clip")  # others are buffered
