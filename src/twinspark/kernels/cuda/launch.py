@@ -5,7 +5,7 @@ compile.py first.
 """
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -25,6 +25,9 @@ from twinspark.kernels.cuda.compile import compile_cubin, why_not_compile
 _ASK_ABOVE = 44 * 1024  # dynamic shared memory over 48 KB, less static, must be asked for
 _MOST_CONFIGS = 1024  # of a module; grids differ with the rows of prompts
 _HERE: AbstractContextManager[None] = nullcontext()
+
+Room = tuple[Callable[..., None], Any, int, Any]
+"""How to write values, where, the address of their addresses, and what keeps these."""
 
 
 def why_not_launch(device: torch.device) -> str | None:
@@ -64,7 +67,8 @@ def shared_bytes(index: int) -> int:
 
 def on_device(device: torch.device) -> AbstractContextManager[Any]:
     """Make a CUDA device the current one; costs next to nothing where it is that already."""
-    if torch.cuda.current_device() == device.index:
+    # torch.cuda.current_device() first looks whether CUDA is there: it is, with tensors on it
+    if torch._C._cuda_getDevice() == device.index:
         return _HERE
     return torch.cuda.device(device)
 
@@ -82,6 +86,7 @@ class CudaModule:
         """
         cubin = compile_cubin(source, arch=device_arch(index), defines=defines, cache_dir=cache_dir)
         self._driver = _driver()
+        self._launch = self._driver.cuLaunchKernelEx
         self._index = index
         self._configs: dict[tuple[object, ...], Any] = {}
         self._functions: dict[str, Any] = {}
@@ -117,12 +122,13 @@ class CudaModule:
         """
         # torch.cuda.current_stream() takes longer than all the rest of this together
         stream = torch._C._cuda_getCurrentRawStream(self._index)
-        key = (name, grid, threads, shared, stream)
-        found = self._configs.get(key)
+        found = self._configs.get((name, grid, threads, shared, stream))
         if found is None:
-            found = self._configured(*key)
+            found = self._configured(name, grid, threads, shared, stream)
         config, function = found
-        _checked(self._driver.cuLaunchKernelEx(config, function, _PARAMS.put(args), 0))
+        result = self._launch(config, function, _PARAMS.put(args), 0)
+        if result[0]:
+            _checked(result)
 
     def _configured(
         self, name: str, grid: tuple[int, int, int], threads: int, shared: int, stream: int
@@ -176,7 +182,7 @@ class Params(local):
     """
 
     def __init__(self) -> None:
-        self._rooms: dict[int, tuple[Struct, Any, int, Any]] = {}
+        self._rooms: dict[int, Room] = {}
 
     def put(self, args: "tuple[Tensor | Pointer | int | None, ...]") -> int:
         """Lay them out, eight bytes each: of C ints a driver reads the lower four.
@@ -184,24 +190,33 @@ class Params(local):
         Returns:
             the array's address, good until the thread's next call.
         """
-        num = len(args)
-        if num not in self._rooms:
-            values, addresses = (ctypes.c_int64 * num)(), (ctypes.c_uint64 * num)()
-            for place in range(num):
-                addresses[place] = ctypes.addressof(values) + 8 * place
-            room = Struct(f"{num}q"), values, ctypes.addressof(addresses), addresses
-            self._rooms[num] = room
-        layout, values, address, _ = self._rooms[num]
-        layout.pack_into(values, 0, *map(_value, args))
+        room = self._rooms.get(len(args))
+        if room is None:
+            room = self._room(len(args))
+        pack_into, values, address, _ = room
+        # a launch has a dozen arguments, and nearly all are one of these: a call for each is slow
+        pack_into(
+            values,
+            0,
+            *[
+                arg.data_ptr()
+                if type(arg) is Tensor  # asking isinstance() of a tensor is slow
+                else (arg if type(arg) is int else _value(arg))
+                for arg in args
+            ],
+        )
         return address
+
+    def _room(self, num: int) -> Room:
+        values, addresses = (ctypes.c_int64 * num)(), (ctypes.c_uint64 * num)()
+        for place in range(num):
+            addresses[place] = ctypes.addressof(values) + 8 * place
+        room = Struct(f"{num}q").pack_into, values, ctypes.addressof(addresses), addresses
+        self._rooms[num] = room
+        return room
 
 
 def _value(arg: "Tensor | Pointer | int | None") -> int:
-    kind = type(arg)
-    if kind is Tensor:  # asking isinstance() of a tensor is slow
-        return arg.data_ptr()  # type: ignore[union-attr]
-    if kind is int:
-        return arg  # type: ignore[return-value]
     if isinstance(arg, Pointer):
         return arg.address
     return arg.data_ptr() if isinstance(arg, Tensor) else int(arg or 0)
