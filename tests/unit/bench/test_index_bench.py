@@ -30,4 +30,5 @@ def test_without_a_gpu_it_says_so() -> None:
 def test_a_cell_on_a_gpu() -> None:
     cells = list(measure_index([1 << 15], [2]))
     assert [cell.kind for cell in cells] == ["all", "blocks", "candidates"]
-    assert all(cell.us > 0 and cell.launches == 3 for cell in cells)
+    assert [cell.launches for cell in cells] == [2, 3, 2]  # blocks are found by three
+    assert all(cell.us > 0 for cell in cells)
