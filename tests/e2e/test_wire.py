@@ -261,6 +261,25 @@ def test_body_limit(engine: FakeEngine, small_tokenizer: Tokenizer, is_chunked: 
         works(http)
 
 
+def test_a_body_that_says_it_is_far_too_long_is_refused_before_it_comes(
+    engine: FakeEngine, small_tokenizer: Tokenizer
+) -> None:
+    with serve_in_thread(engine, small_tokenizer) as live, httpx.Client(base_url=live.url) as http:
+        for length in (100_000_000_000, 10**19):
+            with socket.create_connection(
+                ("127.0.0.1", httpx.URL(live.url).port), timeout=10
+            ) as peer:
+                peer.sendall(
+                    b"POST %b HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+                    b"Content-Length: %d\r\n\r\n{" % (CHAT.encode(), length)
+                )
+                answer = b""
+                while part := peer.recv(65536):  # it also closes the connection
+                    answer += part
+            assert answer.startswith(b"HTTP/1.1 413 ") and b"longer than" in answer
+        works(http)
+
+
 def test_unknown_paths_and_methods(http: httpx.Client) -> None:
     big = b"x" * 1_000_000
     reply = http.post("/nope", content=big)

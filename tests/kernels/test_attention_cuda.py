@@ -88,6 +88,7 @@ def test_long_lists_have_a_kernel() -> None:
     assert plan(Work(24, 64, 512, 128, 512), H200).kind == "split"
     assert plan(Work(320, 64, 512, 128, 512), H200).kind == "prompt"
     assert plan(Work(320, 64, 512, 128, 512), GB10).kind == "whole"
+    assert plan(Work(320, 64, 512, 0, 512), H200).kind == "whole"  # prompt.cu reads a window ahead
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -25,7 +25,7 @@ from twinspark.messages import GenerateRequest, Sampling
 from twinspark.model.loading import load_model
 from twinspark.text.tokenizer import Tokenizer
 
-COUNTS = collections.Counter()
+COUNTS, LIKELY = collections.Counter(), collections.Counter()  # of any companies, of `beginnings`
 TOKENIZER = Tokenizer(small_tokenizer_json())
 TOKEN_MAP = np.array([tiny.token_map(i) for i in range(512)])
 CONTEXT, PAGE = 112, 16
@@ -84,7 +84,7 @@ def make_engine(config, *, num_ranks=1, drafter=None):
     return engine, followers
 
 
-def run(company, config, cancelled, *, num_ranks=1, pattern=None):
+def run(company, config, cancelled, *, num_ranks=1, pattern=None, counts=COUNTS):
     """Submit at the given rounds, cancel at others; every reply equals the oracle's."""
     drafter = None
     if pattern is not None:
@@ -92,7 +92,7 @@ def run(company, config, cancelled, *, num_ranks=1, pattern=None):
         drafter = ForcedDrafter(truth, pattern, vocab_size=512)
     engine, followers = make_engine(config, num_ranks=num_ranks, drafter=drafter)
     try:
-        compare(engine, company, cancelled, alone, COUNTS)
+        compare(engine, company, cancelled, alone, counts)
     finally:
         if followers is not None:
             followers.close()
@@ -130,9 +130,10 @@ patterns = st.none() | st.lists(st.integers(0, 9), min_size=1, max_size=4)
 
 @examples(12)
 @given(SCENE.companies, configs, cancels, patterns)
-@example(beginnings(), ROOMY, [], [9])  # what is counted below is no matter of luck
+@example(beginnings(), ROOMY, [], [9])  # so that reuse is no matter of luck
 def test_any_company_gets_the_replies_it_would_get_alone(company, chosen, cancelled, pattern):
-    run(company, engine_config(chosen), cancelled, pattern=pattern)
+    counts = LIKELY if company == beginnings() else COUNTS
+    run(company, engine_config(chosen), cancelled, pattern=pattern, counts=counts)
 
 
 @examples(4)
@@ -163,4 +164,6 @@ def test_the_companies_above_reused_prefixes_and_kept_drafts():
     """What is compared must also happen."""
     if not COUNTS["runs"]:
         pytest.skip("no company was run before this")
-    assert COUNTS["hits"] >= COUNTS["runs"] / 4 and COUNTS["kept drafts"] >= COUNTS["runs"] / 4
+    if LIKELY["runs"]:
+        assert LIKELY["hits"] >= 4 * LIKELY["runs"] and LIKELY["kept drafts"] >= LIKELY["runs"]
+    assert COUNTS["hits"] >= 1 and COUNTS["kept drafts"] >= COUNTS["runs"] / 4

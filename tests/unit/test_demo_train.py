@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tools.demo import curriculum, rehearsal
+from tools.demo import curriculum, rehearsal, train
 from tools.demo.backbone import Backbone, Options, Pace, answer_weights, target_weights
 from tools.demo.batches import Batches
 from tools.demo.config import engram_primes
@@ -75,6 +75,23 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(config, data, tmp_pa
     assert any(
         not torch.equal(a, b) for a, b in zip(everything(first), everything(whole), strict=True)
     )
+
+
+def test_a_run_that_began_from_a_checkpoint_resumes_on_its_own_data_and_rate(
+    config, data, tmp_path
+):
+    first = trainer(config, data)
+    first.at.step, first.at.seed, first.at.fresh_from = 40, 52, 40
+    first.train(Pace(1.0, steps=STEPS + 40, stop_after=1), tmp_path / "state.pt")
+    second = trainer(config, data)
+    second.restore(tmp_path / "state.pt")
+    assert (second.at.step, second.at.seed, second.at.fresh_from) == (41, 52, 40)
+
+
+def test_steps_without_a_checkpoint_are_refused(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["train", "backbone", "DEMO", "--out", "OUT", "--step", "3"])
+    with pytest.raises(SystemExit, match="give its folder"):
+        train.main()
 
 
 def test_too_little_memory_makes_the_form_smaller_and_training_goes_on(config, data, tmp_path):

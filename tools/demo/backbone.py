@@ -90,6 +90,8 @@ class Position:
     seconds: float = 0.0  # of training, over all calls
     faults: int = 0  # steps that were not finite
     credit: dict[int, float] = field(default_factory=dict)
+    seed: int = 11  # of the data
+    fresh_from: int = 0  # the step at which the optimizer knew nothing: the rate rises from it
 
 
 class Backbone:
@@ -106,7 +108,6 @@ class Backbone:
         self.smaller: dict[Form, Form] = {}  # what a form became when memory ran out
         self.pool = torch.cuda.graph_pool_handle() if options.graph else None
         self.drawn: dict[str, Any] | None = None  # position in the data of a restored run
-        self.fresh_from = 0  # the step at which the optimizer knew nothing: the rate rises from it
 
     # -- a step -----------------------------------------------------------------------------------
 
@@ -281,7 +282,7 @@ class Backbone:
                 return False
             length = curriculum.next_length(at.credit, self.plan.mix(at.progress))
             form = self.plan.form(length, dense=at.progress < curriculum.DENSE_UNTIL)
-            rate = curriculum.rate_factor(at.step - self.fresh_from, at.progress) * 0.5**at.faults
+            rate = curriculum.rate_factor(at.step - at.fresh_from, at.progress) * 0.5**at.faults
             self.factor.fill_(rate)
             result = self.run(form)
             at.step += 1

@@ -12,6 +12,7 @@ the start of the process. Read next: `backbone.py`, `train_draft.py`, `expeditio
 import argparse
 import json
 import pathlib
+import sys
 import time
 from typing import Any
 
@@ -138,7 +139,10 @@ def backbone(run: Run, args: argparse.Namespace, plan: Plan) -> None:
     trainer = Backbone(run.twin, plan, options, run.log)
     at = trainer.at
     at.progress, at.step, at.tokens = args.progress, args.step, args.step * plan.tokens
-    trainer.fresh_from = args.step
+    at.fresh_from = args.step
+    if args.start is not None:
+        # a machine that is gone took the position in the data along: not the same windows again
+        at.seed += 1 + args.step
     state = run.out / "state.pt"
     if args.resume:
         trainer.restore(state)
@@ -150,9 +154,7 @@ def backbone(run: Run, args: argparse.Namespace, plan: Plan) -> None:
         _wait(args.wait, 300)
         plan = restrict(plan, present(run.demo / "data", "train"))
     began = time.monotonic()
-    # a machine that is gone took the position in the data along: not the same windows once more
-    train = run.batches("train", 11 if args.start is None else 13)
-    trainer.use(train, plan, plan.forms(at.progress, args.to))
+    trainer.use(run.batches("train", at.seed), plan, plan.forms(at.progress, args.to))
     heldout = run.batches("heldout", 12)
     run.log("data", sources=present(run.demo / "data", "train"),
             seconds=round(time.monotonic() - began, 1))  # fmt: skip
@@ -205,7 +207,7 @@ def parser() -> argparse.ArgumentParser:
     one = commands.choices["backbone"]
     one.add_argument("--to", type=float, default=1.0, help="progress at which the call ends")
     one.add_argument("--progress", type=float, default=0.0, help="progress of --start")
-    one.add_argument("--step", type=int, default=0, help="steps of --start, for the log")
+    one.add_argument("--step", type=int, default=0, help="steps of --start")
     one.add_argument("--stop-after", type=int, default=0, help="steps of this call at most")
     one.add_argument("--wait", type=pathlib.Path, help="file that appears with the data")
     one.add_argument("--log-every", type=int, default=50)
@@ -217,6 +219,8 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
     """Command line."""
     args = parser().parse_args()
+    if args.command == "backbone" and args.start is None and (args.step or args.progress):
+        sys.exit("--step and --progress tell where --start stood; give its folder, too")
     if args.device == "cpu":
         args.graph = args.compile = False
     else:

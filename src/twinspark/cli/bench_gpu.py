@@ -168,12 +168,15 @@ def counts_of(rows: str, *, option: str = "--rows", most: int = 24) -> list[int]
     Raises:
         ConfigError: they are written otherwise, or out of range.
     """
-    try:
-        counts = [int(part) for part in rows.split(",")]
-    except ValueError:
+    parts = [part.strip() for part in rows.split(",")]
+    counts = [int(part) for part in parts if part.isascii() and part.isdecimal()]
+    if len(counts) < len(parts):
         counts = []
     if not counts or not all(1 <= count <= most for count in counts):
-        raise ConfigError(f"{option} is {rows!r}, expected numbers from 1 to {most} with commas")
+        alone = ", or 0 alone for none" if option == "--chunk" else ""
+        raise ConfigError(
+            f"{option} is {rows!r}, expected numbers from 1 to {most} with commas{alone}"
+        )
     return counts
 
 

@@ -18,6 +18,7 @@ from twinspark.server.errors import ApiError, bad_request, shown
 
 THREAD_BYTES = 256 * 1024
 DRAIN_BYTES = 64 * 1024 * 1024
+_LENGTH_DIGITS = 18  # of a Content-Length that is looked at as a number
 MAX_CONTAINERS = 1_000_000
 MAX_KEY_CHARS = 60  # of a key that an error names
 _LONG_INTEGER = re.compile(rb"[\s:,\[]-?\d{19,}[\s,}\]]")
@@ -72,6 +73,7 @@ async def read_json_object(
         ClientDisconnect: the client left while sending.
     """
     _check_encoding(request)
+    _check_length(request, max_body_bytes)
     data, scan = await _read(request, max_body_bytes, max_nesting)
     if scan.max_depth > max_nesting:
         raise bad_request(
@@ -99,6 +101,23 @@ def _check_encoding(request: Request) -> None:
         )
 
 
+def _check_length(request: Request, limit: int) -> None:
+    """Refuse a body at once that says it is longer than anything that would be read."""
+    declared = request.headers.get("content-length", "")
+    is_number = declared.isascii() and declared.isdecimal()
+    if is_number and (len(declared) > _LENGTH_DIGITS or int(declared) > limit + DRAIN_BYTES):
+        raise _too_long(limit, is_read=False)
+
+
+def _too_long(limit: int, *, is_read: bool) -> ApiError:
+    return ApiError(
+        413,
+        f"the request body is longer than {limit} bytes",
+        param="body",
+        headers={} if is_read else {"connection": "close"},
+    )
+
+
 async def _read(request: Request, limit: int, max_nesting: int) -> tuple[bytes, ShapeScan]:
     """Keep at most `limit` bytes; more is read and dropped, so that the refusal arrives."""
     scan = ShapeScan()
@@ -118,12 +137,7 @@ async def _read(request: Request, limit: int, max_nesting: int) -> tuple[bytes, 
             pieces.append(piece)
             scan.feed(piece)
     if total > limit:
-        raise ApiError(
-            413,
-            f"the request body is longer than {limit} bytes",
-            param="body",
-            headers={} if complete else {"connection": "close"},
-        )
+        raise _too_long(limit, is_read=complete)
     return b"".join(pieces), scan
 
 

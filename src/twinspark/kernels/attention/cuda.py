@@ -45,7 +45,6 @@ SOURCES: dict[Kind, Path] = {
     "prompt": Path(__file__).with_name("prompt.cu"),
 }
 _NAMES = {
-    "decode": "attend_decode",
     "prompt": "attend_prompt",
     "split": "attend",
     "whole": "attend",

@@ -88,8 +88,11 @@ def why_not(spread: Spread, work: Work, device: Device) -> str | None:
     if spread.kind == "prompt":
         if not device.wgmma:
             return "the device has no wgmma"
-        if work.size != PROMPT_SIZE or work.pool % BLOCK:
-            return f"it takes heads of {PROMPT_SIZE} and pool lists of whole {BLOCK} entries"
+        if work.size != PROMPT_SIZE or work.pool % BLOCK or not work.window:
+            return (
+                f"it takes heads of {PROMPT_SIZE}, a window list and pool lists of whole {BLOCK} "
+                "entries"
+            )
     return None
 
 

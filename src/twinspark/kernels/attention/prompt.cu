@@ -92,14 +92,6 @@ __device__ __forceinline__ void ask_row(Held& h, const u8* values, const u8* sca
   }
   h.scale = __ldcg(scale_from);
 }
-// e4m3_eight of common.cuh, with the bytes spread to where their signs are in place.
-__device__ __forceinline__ u32 e4m3_spread(u32 x, u32 scale) {
-  return mul_pair(mul_pair((x & 0x80008000u) | ((x >> 4) & 0x07f007f0u), TWO_120), scale);
-}
-__device__ __forceinline__ uint4 e4m3_words(u32 a, u32 b, u32 scale) {
-  return make_uint4(e4m3_spread(__byte_perm(a, 0, 0x1404), scale), e4m3_spread(__byte_perm(a, 0, 0x3424), scale),
-                    e4m3_spread(__byte_perm(b, 0, 0x1404), scale), e4m3_spread(__byte_perm(b, 0, 0x3424), scale));
-}
 // `swap`: the second half goes first, so that stores meet no bank twice.
 template <int FORMAT>
 __device__ __forceinline__ void put_row(u32 to, const Held& h, bool swap) {
@@ -156,8 +148,7 @@ __device__ __forceinline__ void decode_run(
     }
     if (part == PARTS - 1) {
       if (lane == 0) {
-        if (LINES == 8) ((u8*)&shared.exist[stage])[warp] = (u8)exist;
-        else ((u16*)&shared.exist[stage])[warp] = (u16)exist;
+        ((u8*)&shared.exist[stage])[warp] = (u8)exist;
       }
       exist = 0;
       say_full(shared, stage, 1);
@@ -190,8 +181,7 @@ __device__ __forceinline__ void copy_run(
     }
     wait_for_copies();
     if (lane == 0) {
-      if (ROWS == 16) ((u16*)&shared.exist[stage])[warp % HALF] = (u16)exist;
-      else ((u32*)&shared.exist[stage])[warp % HALF] = exist;
+      ((u16*)&shared.exist[stage])[warp % HALF] = (u16)exist;
     }
     say_full(shared, stage, 2);
   }
@@ -303,13 +293,6 @@ __device__ __forceinline__ void weigh(
 
 // ---- sums
 
-// Two neighbouring dimensions of a head into each lane, rounded: a lane has dimension g = lane / 4 of heads
-// 2 c and 2 c + 1; it leaves with those of g & ~1 and the next, of head 2 c + (g & 1).
-__device__ __forceinline__ u32 pair_up(float even_head, float odd_head) {
-  const bool odd = threadIdx.x & 4;
-  const float mine = odd ? odd_head : even_head, other = __shfl_xor_sync(0xffffffffu, odd ? even_head : odd_head, 4);
-  return odd ? to_bf162(other, mine) : to_bf162(mine, other);
-}
 // Quotients of 16 sums times `factor`, of even and odd heads, as __fdiv_rn gives them: `inverse` is the rounded
 // reciprocal, and two corrections are exact where nothing underflows. Divisors are 1 to about the list's length.
 __device__ __forceinline__ void divide(float q[16], const float v[16], const float factor[2], const float total[2], const float inverse[2]) {
@@ -402,7 +385,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attend_prompt(
   wait_for_producer();
   u32 turn = 0;
   if (role >= 3) {
-    fewer_registers<DECODERS == 1 ? 72 : 80>();
+    fewer_registers<80>();
     const Decoder me = decoder();
     const int first_num = pool_blocks ? pool_num : window_num;
     const int* lists = pool_blocks ? pool_list : window_list;  // where a query's list begins
@@ -426,7 +409,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attend_prompt(
       }
     }
   } else if (role == 2) {
-    if (DECODERS == 1) fewer_registers<104>();
     const float scale = __int_as_float(scale_bits);
     const bool merges = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0) == 8;  // a warp, a head a lane
     int buffer = 0;
@@ -477,7 +459,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attend_prompt(
       }
     }
   } else {
-    more_registers<DECODERS == 1 ? 168 : 112>();
+    more_registers<112>();
     for (int item = blockIdx.x; item < items; item += gridDim.x) {
       float there[4][16] = {};
       for (int block = 0; block < blocks; block++, turn++) {

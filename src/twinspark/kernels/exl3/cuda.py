@@ -2,7 +2,8 @@
 
 Same mathematics and summation order as `linear.py`; a row's bits depend on the row, the matrix and
 the device only. Owns the launches; which kernel is in cuda_plan.py, the arithmetic in common.cuh,
-rows.cu and tiles.cu. Letters: T rows, K inputs, N outputs. Read next: `kernels/cuda/launch.py`.
+rows.cu, tiles.cu, and slab.cu over what unpack.cu decodes. Letters: T rows, K inputs, N outputs.
+Read next: `kernels/cuda/launch.py`.
 """
 
 from dataclasses import dataclass

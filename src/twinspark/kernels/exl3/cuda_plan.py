@@ -1,7 +1,7 @@
 """How EXL3 products are spread over a CUDA device: kernel, block size, shared memory.
 
-Plain numbers; no choice here changes a bit. Constants were measured on an H200 on 2026-11-29. Read
-next: cuda.py, rows.cu, tiles.cu.
+Plain numbers; no choice here changes a bit. Constants were measured on an H200 on 2026-11-29, those
+of slabs on 2026-11-30. Read next: cuda.py, rows.cu, tiles.cu, slab.cu.
 """
 
 from dataclasses import dataclass
