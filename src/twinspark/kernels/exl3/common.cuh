@@ -267,3 +267,20 @@ __device__ __forceinline__ void sum_chunks(const float* p, u64 step, int chunks,
       }
   }
 }
+// Adds the sums of a chunk, of tiles of 8 rows, to those of the chunks before it.
+template <int TILES>
+__device__ __forceinline__ void add_chunk(float total[TILES][4], const float acc[TILES][4], bool is_first) {
+#pragma unroll
+  for (int r = 0; r < TILES; r++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) total[r][i] = is_first ? acc[r][i] : total[r][i] + acc[r][i];
+}
+// A warp's sums of its 16 columns, to `sums` [8 TILES][PITCH].
+template <int TILES, int PITCH>
+__device__ __forceinline__ void leave_sums(float* sums, const float total[TILES][4], int warp, int lane) {
+#pragma unroll
+  for (int r = 0; r < TILES; r++) {
+    float* s = sums + (r * 8 + 2 * (lane & 3)) * PITCH + warp * 16 + (lane >> 2);
+    s[0] = total[r][0]; s[PITCH] = total[r][1]; s[8] = total[r][2]; s[PITCH + 8] = total[r][3];
+  }
+}

@@ -7,7 +7,7 @@ Read next: `kernels/cuda/launch.py`.
 """
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import torch
@@ -223,7 +223,7 @@ def rows_plan(index: int, rows: int, inputs: int, outputs: int, bits: int) -> Ro
     return plan_rows(rows, inputs, outputs, bits, device_of(index))
 
 
-@cache
+@lru_cache(1024)  # prompts come in pieces of any number of rows
 def slab_plan(index: int, rows: int, inputs: int, outputs: int) -> SlabPlan | None:
     """`plan_slab` for a CUDA device."""
     return plan_slab(rows, inputs, outputs, device_of(index))

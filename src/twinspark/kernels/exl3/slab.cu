@@ -187,18 +187,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS + 128, 1) exl3_slab(
       wgmma_wait<0>();
       __syncwarp();
       leave_stage(empty_at + 8 * before, lane);
-#pragma unroll
-      for (int r = 0; r < ROW_TILES; r++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) total[r][i] = first_chunk ? acc[r][i] : total[r][i] + acc[r][i];
+      add_chunk<ROW_TILES>(total, acc, first_chunk);
     }
     workers_sync();  // the ring is free: sums go there, [ROWS][SUM_PITCH]
     float* sums = (float*)shared;
-#pragma unroll
-    for (int r = 0; r < ROW_TILES; r++) {
-      float* s = sums + (r * 8 + 2 * (lane & 3)) * SUM_PITCH + warp * 16 + (lane >> 2);
-      s[0] = total[r][0]; s[SUM_PITCH] = total[r][1]; s[8] = total[r][2]; s[SUM_PITCH + 8] = total[r][3];
-    }
+    leave_sums<ROW_TILES, SUM_PITCH>(sums, total, warp, lane);
     workers_sync();
     finish_rows(sums, {svh, bias, y, y_type}, M, N, blockIdx.x * ROWS, first + blockIdx.y * COLUMNS);
   }

@@ -159,18 +159,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS + 32, RESIDENT) exl3_til
       __syncwarp();
       if (lane == 0) barrier_arrive(empty_at + 8 * stage);
     }
-#pragma unroll
-    for (int r = 0; r < ROW_TILES; r++)
-#pragma unroll
-      for (int i = 0; i < 4; i++) total[r][i] = first_chunk ? acc[r][i] : total[r][i] + acc[r][i];
+    add_chunk<ROW_TILES>(total, acc, first_chunk);
   }
   workers_sync();  // the ring is free: sums go there, [ROWS][SUM_PITCH]
   float* sums = (float*)shared;
-#pragma unroll
-  for (int r = 0; r < ROW_TILES; r++) {
-    float* s = sums + (r * 8 + 2 * (lane & 3)) * SUM_PITCH + warp * 16 + (lane >> 2);
-    s[0] = total[r][0]; s[SUM_PITCH] = total[r][1]; s[8] = total[r][2]; s[SUM_PITCH + 8] = total[r][3];
-  }
+  leave_sums<ROW_TILES, SUM_PITCH>(sums, total, warp, lane);
   workers_sync();
   const Output out = {svh, bias, y, y_type};
   for (int r = warp; r < ROWS; r += WARPS) {
