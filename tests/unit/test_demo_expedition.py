@@ -5,17 +5,25 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from tools.demo import expedition
+from tools.demo.checkpoint import from_release, load, save
+from tools.demo.curriculum import WARMUP_STEPS, rate_factor
 from tools.demo.expedition import Expedition, collect
-from tools.demo.train import _wait
+from tools.demo.packs import decode, twin_params
+from tools.demo.train import Run, _wait
+
+from twinspark.config.paths import demo_pack_path
+from twinspark.pack.reader import open_pack
 
 
 def made(tmp_path, **more):
     args = argparse.Namespace(
         demo=tmp_path / "demo", work=tmp_path / "work", out=tmp_path / "out", carry=None,
-        seconds=100.0, widths="mix,3", device="cpu", graph=False, compile=False, rehearsal=True,
+        start=None, seconds=100.0, widths="mix,3", device="cpu", graph=False, compile=False,
+        rehearsal=True,
     )  # fmt: skip
     vars(args).update(more)
     return Expedition(args)
@@ -105,6 +113,45 @@ def test_training_that_breaks_off_goes_on_without_graphs(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="-9"):  # too late for another try
         step.survive("backbone", lambda: 50.0, step.work / "state.pt")
     assert len(calls) == 1
+
+
+def test_an_edition_that_goes_on_from_another_begins_at_the_full_rate(tmp_path, monkeypatch):
+    calls = []
+    for more in ({}, {"start": tmp_path / "start"}):
+        step = made(tmp_path, **more)
+        step.note("test")
+        monkeypatch.setattr(step, "settle_config", lambda: None)
+        monkeypatch.setattr(step, "train", lambda command, until, *flags: calls.append(flags))
+        step.backbone("A")
+    assert calls[0] == ("--to", "0.42")
+    where = ("--start", str(tmp_path / "start"))
+    assert calls[1] == ("--to", "0.7", *where, "--progress", "0.4")
+    assert rate_factor(WARMUP_STEPS, expedition.BEGIN) == 1.0
+    assert rate_factor(WARMUP_STEPS, expedition.BEGIN + 0.01) < 1.0
+
+
+def test_draft_blocks_go_on_and_the_backbone_is_the_new_one(tmp_path):
+    pack = open_pack(demo_pack_path())
+    decode(pack, tmp_path / "start")
+    own = twin_params(pack)
+    text = dict(pack.config_json["text_config"])
+    kept = from_release(load(tmp_path / "start"), text)
+    assert kept.keys() == own.keys()
+    table = "engram.embed.weight"  # stored in 8 bits by the pack, so nothing is lost
+    for name, value in own.items():
+        same = value if name.endswith(("gate.bias", table)) else value.bfloat16()
+        assert torch.equal(kept[name].float(), same.float()), name
+    (tmp_path / "out/checkpoint").mkdir(parents=True)
+    (tmp_path / "demo/data").mkdir(parents=True)
+    new = {n: t for n, t in load(tmp_path / "start").items() if not n.startswith("mtp.")}
+    new["norm.weight"] = torch.full_like(new["norm.weight"], 3)
+    save(new, tmp_path / "out/checkpoint", "backbone", limit=2**31)
+    np.save(tmp_path / "demo/data/token_map.npy", np.zeros(4096, np.int64))
+    run = Run(tmp_path / "demo", tmp_path / "out", "cpu", demo_pack_path() / "config.json")
+    run.set_params(tmp_path / "start", tmp_path / "out/checkpoint")
+    assert (run.twin.params["norm.weight"] == 3).all()
+    block = next(n for n in own if n.startswith("mtp.") and n.endswith("wq_a.weight"))
+    assert torch.equal(run.twin.params[block], kept[block].float())
 
 
 def test_a_calibration_that_takes_too_long_is_done_without(tmp_path, monkeypatch):

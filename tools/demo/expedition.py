@@ -5,6 +5,8 @@
     python -m tools.demo.expedition C DEMO WORK OUT                      drafts, packs, evaluation
     python -m tools.demo.expedition packs DEMO WORK OUT --widths 2,3     packs that C kept in WORK
 
+With `--start CHECKPOINT` A (from BEGIN on) and C go on from an earlier edition's parameters.
+
 Each step leaves in OUT what should be carried away: at most 8 files of at most 15 MB. Every step
 may be killed and run again: A and B resume, C repeats only what has no result yet. `collect`
 (here) puts the files of several OUTs together again. Read next: `train.py`, `packs.py`.
@@ -32,7 +34,8 @@ from tools.demo.twin import Twin
 
 from twinspark.quantize.calibrate import Calibration
 
-BREAK = 0.42  # progress at the end of A: before the first long window is needed
+BREAK = 0.42  # progress at the end of A
+BEGIN = 0.40  # progress at which A begins with --start: the rate is full and falls from here on
 PART_BYTES = 15_000_000
 BEGAN = time.monotonic()
 
@@ -97,10 +100,13 @@ class Expedition:
         """A or B: as far as its time allows, and the checkpoint of what there is."""
         child = self.unpack()
         self.settle_config()
-        end = BREAK if name == "A" else 1.0
-        more = ["--to", str(end)]
+        begun = self.args.start is not None
+        first = (BEGIN + 1) / 2 if begun else BREAK
+        more = ["--to", str(first if name == "A" else 1.0)]
         if child is not None:
             more += ["--wait", str(self.demo / "data" / "ready")]
+        if begun:
+            more += ["--start", str(self.args.start), "--progress", str(BEGIN)]
         reserve = 2 if self.args.rehearsal else 25  # evaluation and export
         self.survive("backbone", lambda: self.left() - reserve, self.work / "state.pt", *more)
         if child is not None and child.wait() != 0:
@@ -174,8 +180,9 @@ class Expedition:
             raise FileNotFoundError(f"{wanted} holds no backbone; run B first")
         share = 0.3 if self.args.rehearsal else 0.48
         if not self.checkpoint_files("mtp"):
+            more = ["--start", str(self.args.start)] if self.args.start is not None else []
             try:
-                self.survive("drafts", lambda: self.left() * share, self.work / "drafts.pt")
+                self.survive("drafts", lambda: self.left() * share, self.work / "drafts.pt", *more)
             except RuntimeError:  # noted; what needs no drafts is still worth having
                 self.once("ablations.json", self.judge_ablations)
                 self.results()
@@ -360,6 +367,7 @@ def main() -> None:
     for name in ("demo", "work", "out"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--carry", type=Path, help="archives of the data (A)")
+    parser.add_argument("--start", type=Path, help="an earlier edition's checkpoint (A, C)")
     parser.add_argument("--seconds", type=float, default=520, help="of this step, all in all")
     parser.add_argument("--widths", default=",".join(packs.WIDTHS))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

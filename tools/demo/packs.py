@@ -2,6 +2,7 @@
 
     python -m tools.demo.packs calibrate CHECKPOINT DATA HESSIANS [--share 1.0]
     python -m tools.demo.packs quantize CHECKPOINT HESSIANS OUT [--widths 2,3,4,6,mix]
+    python -m tools.demo.packs decode PACK CHECKPOINT       where the next edition's training begins
 
 One calibration (on the CPU, so it can run beside work on a GPU) serves all widths. A whole number
 gives every matrix that width but the head, which has 6; `mix` is the demo pack: widths by
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tools.demo.checkpoint import from_release
+from tools.demo.checkpoint import from_release, save, to_release
 from tools.demo.make_pack import LENGTH, MAX_BYTES, RULES, SOURCES, largest_budget, sequences
 from torch import Tensor
 
@@ -132,6 +133,16 @@ def _dense(weights: PackWeights, spec: LinearSpec) -> Tensor:
     return torch.cat(parts).contiguous()
 
 
+def decode(pack: Pack, folder: Path) -> list[str]:
+    """A pack's parameters as a checkpoint in release layout; the names of its files.
+
+    Matrices are what the pack decodes to, rounded to bf16; everything else is stored as it was.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = to_release(twin_params(pack), dict(pack.config_json["text_config"]))
+    return save(tensors, folder, "start", limit=2**31)
+
+
 def save_calibration(found: Calibration, path: Path) -> None:
     """Hessians as a file of tensors."""
     hessians = {n: (h.moment_KK, h.rows) for n, h in found.hessians.items()}
@@ -153,9 +164,11 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("calibrate")
     two = commands.add_parser("quantize")
+    three = commands.add_parser("decode")
     for command, fields in (
         (one, ("checkpoint", "data", "hessians")),
         (two, ("checkpoint", "hessians", "out")),
+        (three, ("pack", "checkpoint")),
     ):
         for field in fields:
             command.add_argument(field, type=Path)
@@ -163,6 +176,9 @@ def main() -> None:
     two.add_argument("--widths", default=",".join(WIDTHS))
     two.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
+    if args.command == "decode":
+        print(decode(open_pack(args.pack), args.checkpoint))
+        return
     checkpoint = open_pack(args.checkpoint)
     if args.command == "calibrate":
         found = calibrated(checkpoint, args.data, share=args.share)

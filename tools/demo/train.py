@@ -77,10 +77,14 @@ class Run:
         """The token files of a split, on the device."""
         return Batches(self.demo / "data", split, self.device, seed)
 
-    def set_params(self, folder: pathlib.Path | None) -> None:
-        """Parameters of a checkpoint in release layout, or initial ones."""
+    def set_params(self, *folders: pathlib.Path) -> None:
+        """Parameters of checkpoints in release layout, the last one that has them; else initial.
+
+        Raises:
+            FileNotFoundError: a folder holds no tensors.
+        """
         params = initial(self.config)
-        if folder is not None:
+        for folder in folders:
             stored = checkpoint.load(folder)
             if not stored:
                 raise FileNotFoundError(f"{folder} holds no *.safetensors; nothing to start from")
@@ -130,7 +134,7 @@ def _wait(path: pathlib.Path, seconds: float) -> None:
 
 def backbone(run: Run, args: argparse.Namespace, plan: Plan) -> None:
     """One call of the backbone's training."""
-    run.set_params(args.start)
+    run.set_params(*filter(None, [args.start]))
     options = Options(
         args.compile, args.graph, args.log_every, args.save_seconds, args.eval_seconds
     )
@@ -176,7 +180,7 @@ def _quietly(run: Run, heldout: Any, plan: Plan) -> None:
 
 def drafts(run: Run, args: argparse.Namespace, plan: DraftPlan) -> None:
     """Trains the draft blocks on the exported backbone and exports both."""
-    run.set_params(args.start or run.out / "checkpoint")
+    run.set_params(*filter(None, [args.start]), run.out / "checkpoint")
     checkpoint.round_params(run.twin.params)
     data = run.batches("train", 21)
     train_drafts(
@@ -185,6 +189,12 @@ def drafts(run: Run, args: argparse.Namespace, plan: DraftPlan) -> None:
     )  # fmt: skip
     checkpoint.round_params(run.twin.params)
     run.export(drafts=True)
+
+
+STARTS = {
+    "backbone": "a checkpoint in release layout to begin from",
+    "drafts": "a checkpoint whose draft blocks are begun from; the backbone is OUT's",
+}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -196,7 +206,7 @@ def parser() -> argparse.ArgumentParser:
         one.add_argument("demo", type=pathlib.Path)
         one.add_argument("--out", type=pathlib.Path, required=True)
         one.add_argument("--config", type=pathlib.Path, help="instead of DEMO's config.json")
-        one.add_argument("--start", type=pathlib.Path, help="a checkpoint in release layout")
+        one.add_argument("--start", type=pathlib.Path, help=STARTS[name])
         one.add_argument("--resume", action="store_true", help="continue the run in OUT")
         one.add_argument("--until", type=float, default=480, help="seconds after the start")
         one.add_argument("--steps", type=int, default=0, help="steps of the whole run, no clock")
