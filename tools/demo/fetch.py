@@ -58,9 +58,11 @@ def bring(source: Source, folder: pathlib.Path, *, pin: bool = False) -> Source:
         )
         found = sorted(pathlib.Path(place).iterdir())
         if result.returncode != 0 or len(found) != 1:
+            called = command(source)
+            old = " (old lists of packages? run apt-get update)" if called[0] == "apt-get" else ""
             raise ValueError(
-                f"{source.package} {source.version}: `{' '.join(command(source))}` gave "
-                f"{len(found)} files: {result.stderr.strip()[-500:]}"
+                f"{source.package} {source.version}: `{' '.join(called)}` gave "
+                f"{len(found)} files{old}: {result.stderr.strip()[-500:]}"
             )
         made = sources.digest(found[0])
         if source.sha256 not in ("", made):
