@@ -378,8 +378,10 @@ class Engine:
         if not self._runner.follows_rules:
             return  # a CPU has no such time: looking ahead would only come on top
         self._speculation.look_ahead()
-        for window in plan.windows:
-            self._scheduler.running(window.slot).chooser.look_ahead(window.ids[1:])
+        running = [(self._scheduler.running(window.slot), window) for window in plan.windows]
+        for session, window in running:
+            session.chooser.look_ahead(window.ids[1:])
+        self._runner.expect(self._speculation.expected(running))
 
     def _settle(self, window: PlannedRows, logits: StepLogits) -> list[ReplyEvent]:
         """Choose the window's tokens into the reply; a fault ends that reply only."""

@@ -186,6 +186,11 @@ class Runner:
         """Whether a plan is a round that is recorded, which the host has little to do for."""
         return self._rounds is not None and self._rounds.replays(plan)
 
+    def expect(self, windows: Sequence[PlannedRows]) -> None:
+        """Prepare for windows of the next round, which are likely to come; changes no result."""
+        if self._rounds is not None:
+            self._rounds.expect(windows)
+
     def prepare(self, *, rows: int, requests: int) -> bool:
         """Record one of the rounds that are likely to come, while there is nothing else to do.
 

@@ -18,6 +18,7 @@ from twinspark.engine.costs import DEFAULT_COSTS, CostTable
 from twinspark.engine.depth import Rate
 from twinspark.engine.draft_state import DraftCounts, DraftFigures, DraftState, Proposal
 from twinspark.engine.lookup import MAX_COPY
+from twinspark.engine.plan import PlannedRows
 from twinspark.engine.proposing import (
     Candidate,
     Later,
@@ -229,6 +230,19 @@ class Speculation:
         """Work out what is likely to be proposed next, while a device runs what was proposed."""
         for state in self._states.values():
             state.look_ahead()
+
+    def expected(self, running: Iterable[tuple[Session, PlannedRows]]) -> list[PlannedRows]:
+        """Windows that follow those that run, where these copy, if they are right in all of it.
+
+        Args:
+            running: sessions with their windows, after `look_ahead`.
+        """
+        found = []
+        for session, window in running:
+            ids = self._state(session, 1).next_window(len(window.ids))
+            if ids:
+                found.append(window.followed_by(ids))
+        return found
 
     def observe(self, session: Session, window: Sequence[int], taken: Sequence[int]) -> None:
         """Learn how a window went: its pending token and drafts, and the tokens it gave."""
