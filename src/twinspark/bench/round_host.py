@@ -133,7 +133,9 @@ class _Device:
         inputs, drafts = self._rounds._inputs, self._rounds._drafted.array
         inputs.requests_part.bring()
         torch.add(
-            inputs.positions_n[:size], inputs.counts_n[:size], out=torch.from_numpy(drafts)[:size, 0]
+            inputs.positions_n[:size],
+            inputs.counts_n[:size],
+            out=torch.from_numpy(drafts)[:size, 0],
         )
         return ()
 

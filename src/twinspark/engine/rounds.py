@@ -9,7 +9,7 @@ Steps that do not fit are the eager forward's. Read next: `recording.py`, `round
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
@@ -229,7 +229,7 @@ class Rounds:
         self,
         windows: Sequence[PlannedRows],
         rules: Sequence[ChoiceRule | None],
-        ahead: Collection[int] = (),
+        ahead: Iterable[int] = (),
     ) -> Tensor:
         """Run a round; what it gives is to be read before anything else is run.
 
@@ -385,14 +385,15 @@ class Rounds:
         self,
         windows: Sequence[PlannedRows],
         rules: Sequence[ChoiceRule | None],
-        ahead: Collection[int],
+        ahead: Iterable[int],
     ) -> None:
         self._ahead = []
-        if not ahead or not self._model.walks_on_device:
+        wanted = set(ahead)
+        if not wanted or not self._model.walks_on_device:
             return
         row, asked, by = 0, [], []
         for window, rule in zip(windows, rules, strict=True):
-            if rule is not None and window.slot in ahead:
+            if rule is not None and window.slot in wanted:
                 asked.append((window, row))
                 by.append(rule)
             row += len(window.ids)

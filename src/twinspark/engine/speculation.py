@@ -6,7 +6,7 @@ from them. Decides by prices and token history, never by a clock. Read next: `pr
 `depth.py`, `lookup.py`, `costs.py`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -204,21 +204,21 @@ class Speculation:
             if proposal is not None and proposal.tokens:
                 self.drafts[need.slot] = proposal.tokens
 
-    def foresee(self, sessions: Iterable[Session]) -> set[int]:
+    def foresee(self, sessions: Iterable[Session]) -> Iterator[int]:
         """Slots that will most likely be in a draft pass after the round that is about to run.
 
         A guess by token history; a wrong one costs time and changes no proposal.
         """
         if not self.block:
-            return set()
-        return {
-            session.slot
-            for session in sessions
-            if session.slot is not None
-            and session.tokens_left > _LEAST_LEFT
-            and session.request.sampling.draft
-            and self._state(session, 1).expects_pass
-        }
+            return
+        for session in sessions:
+            if (
+                session.slot is not None
+                and session.tokens_left > _LEAST_LEFT
+                and session.request.sampling.draft
+                and self._state(session, 1).expects_pass
+            ):
+                yield session.slot
 
     def catch_up(self) -> None:
         """Do what the latest proposals left to be done while their round runs."""
