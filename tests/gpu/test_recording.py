@@ -1,6 +1,7 @@
 """What cannot be recorded is launched: the device, its streams and its memory go on as before."""
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import pytest
@@ -111,6 +112,17 @@ def test_staged_numbers_go_there_and_come_back_in_order():
         assert landing.array.tolist() == wanted.tolist()
         if number % 50 == 0:
             assert landing.tensor.tolist() == wanted.tolist()
+
+
+def test_a_thread_may_begin_with_a_recording(caplog):
+    """It has no context of the device yet, and a driver would not launch its first kernel."""
+    prompt, sampling = "def add(a, b):", Sampling(seed=7, max_tokens=24)
+    with LLM.demo(device="cuda", slots=2, max_context_tokens=2048) as llm:
+        with caplog.at_level(logging.WARNING, logger="twinspark"), ThreadPoolExecutor(1) as pool:
+            assert pool.submit(llm.engine.prepare).result()
+            assert llm.engine._runner._rounds.recorded and not caplog.records
+            found = pool.submit(llm.generate, prompt, sampling).result().token_ids
+        assert llm.generate(prompt, sampling).token_ids == found
 
 
 def test_an_engine_whose_rounds_cannot_be_recorded(monkeypatch, caplog):
