@@ -114,6 +114,19 @@ def test_staged_numbers_go_there_and_come_back_in_order():
             assert landing.tensor.tolist() == wanted.tolist()
 
 
+def test_pinned_memory_becomes_nobody_elses_before_it_is_written():
+    """An engine may go while a pass that nobody wants still runs."""
+    landing, ones = Landing(64, 4, DEVICE), torch.ones(64, 4, dtype=torch.int32, device=DEVICE)
+    landing.put(ones)  # kernels are loaded
+    torch.cuda.synchronize()
+    torch.cuda._sleep(200_000_000)
+    landing.put(ones)
+    del landing
+    others = [torch.zeros(64, 4, dtype=torch.int32, pin_memory=True) for _ in range(4)]
+    torch.cuda.synchronize()
+    assert not any(other.any() for other in others)
+
+
 def test_a_thread_may_begin_with_a_recording(caplog):
     """It has no context of the device yet, and a driver would not launch its first kernel."""
     prompt, sampling = "def add(a, b):", Sampling(seed=7, max_tokens=24)

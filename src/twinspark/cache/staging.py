@@ -69,6 +69,7 @@ class Staging:
         pinned = device.type == "cuda"
         self._host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=pinned)
         self._device = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        _keep_for_stream(self._host, self._device)
         self._bytes = self._host.numpy()
 
     def cut(self, start: int = 0) -> "Cutter":
@@ -120,6 +121,7 @@ class Landing:
         shape = (num_rows, width)
         self.tensor = torch.zeros(shape, dtype=torch.int32, device=device)
         self._host = torch.zeros(shape, dtype=torch.int32, pin_memory=is_cuda)
+        _keep_for_stream(self._host, self.tensor)
         self.array: npt.NDArray[np.int32] = self._host.numpy()
         self._arrived = torch.Event(device) if is_cuda else None
         self._is_due = False
@@ -145,6 +147,14 @@ class Landing:
         """The same where nobody has waited for that: what it reads may be written then."""
         if self._is_due:
             self.wait()
+
+
+def _keep_for_stream(host: Tensor, device: Tensor) -> None:
+    """Have pinned memory become another's only when all that its stream was given is done.
+
+    Its allocator knows of copies, not of kernels: one copy tells it of the stream.
+    """
+    device.copy_(host, non_blocking=True)
 
 
 def room(dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[int, int]:
