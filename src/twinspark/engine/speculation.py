@@ -275,12 +275,12 @@ class Speculation:
         return state
 
     def _close_round(self) -> None:
-        if self._round:
-            slots = len(self._round)
-            cost_us = self._pass_us + self._costs.verify_us(self._rows, slots)
-            for state, tokens, was_copy in self._round:
-                if not was_copy:  # what a copy is compared with is life without it
-                    state.rate.observe(tokens=tokens, cost_us=cost_us)
+        # what a copy is compared with is life without it
+        own = [(state, tokens) for state, tokens, was_copy in self._round if not was_copy]
+        if own:
+            cost_us = self._pass_us + self._costs.verify_us(self._rows, len(self._round))
+            for state, tokens in own:
+                state.rate.observe(tokens=tokens, cost_us=cost_us)
         self._round, self._rows, self._pass_us = [], 0, 0.0
 
     def _need(self, session: Session) -> DraftNeed:
