@@ -23,6 +23,9 @@ _BRING_THREADS, _LAND_THREADS = 64, 256  # few a block: reads spread over many m
 def bring(host: Tensor, device: Tensor) -> None:
     """Copy bytes to a device. The host must not write them before what follows has a result.
 
+    Unlike after a copy, kernels that may start early must wait for those ahead before they read
+    the bytes: in rounds they do, in the machine code too (2026-11-30, sm_90a and sm_121).
+
     Args:
         host: uint8 [N], pinned where the other is on a CUDA device; N and both addresses are
             multiples of 16.
