@@ -1,6 +1,7 @@
 """What cannot be recorded is launched: the device, its streams and its memory go on as before."""
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import pytest
@@ -85,26 +86,56 @@ def test_want_of_memory(caplog, is_empty):
     check_records(graphs)
 
 
-@pytest.mark.parametrize("aside", [False, True])
-def test_staged_numbers_go_there_and_come_back_in_order(aside):
+def test_staged_numbers_go_there_and_come_back_in_order():
     """Numbers are written anew as soon as a result is there, as rounds do, on a busy device."""
     staging, landing = Staging(4096, DEVICE), Landing(64, 4, DEVICE)
-    field = staging.cut().field(torch.int32, 64, 4)
-    work = Graphs(DEVICE, nullcontext).record(
-        lambda: (landing.tensor.copy_(field.tensor.flip(0) + 1),)
-    )
-    part = staging.part(1024)
-    for number in range(200):
-        rows = 1 + number % 64
+    fields = staging.cut()
+    fields.field(torch.int32, 64)
+    field = fields.field(torch.int32, 64, 4)
+    part = staging.part(256, fields.end)
+
+    def work():
+        part.bring()
+        landing.put(field.tensor.flip(0) + 1)
+        return ()
+
+    recorded = Graphs(DEVICE, nullcontext).record(work)
+    assert isinstance(recorded, Graph)
+    for number in range(300):
         field.array[:] = torch.arange(number, number + 256).view(64, 4).numpy()
         torch.cuda._sleep(100_000)  # so that all that follows is still to come
-        part.send()
-        work.replay()
-        landing.fetch(rows, aside=aside)
+        recorded.replay()
+        landing.mark()
         torch.cuda._sleep(100_000)  # as a draft pass that reads the rows
-        landing.wait()
+        landing.settle() if number % 2 else landing.wait()
         wanted = torch.arange(number, number + 256).view(64, 4).flip(0) + 1
-        assert landing.array[:rows].tolist() == wanted[:rows].tolist()
+        assert landing.array.tolist() == wanted.tolist()
+        if number % 50 == 0:
+            assert landing.tensor.tolist() == wanted.tolist()
+
+
+def test_pinned_memory_becomes_nobody_elses_before_it_is_written():
+    """An engine may go while a pass that nobody wants still runs."""
+    landing, ones = Landing(64, 4, DEVICE), torch.ones(64, 4, dtype=torch.int32, device=DEVICE)
+    landing.put(ones)  # kernels are loaded
+    torch.cuda.synchronize()
+    torch.cuda._sleep(200_000_000)
+    landing.put(ones)
+    del landing
+    others = [torch.zeros(64, 4, dtype=torch.int32, pin_memory=True) for _ in range(4)]
+    torch.cuda.synchronize()
+    assert not any(other.any() for other in others)
+
+
+def test_a_thread_may_begin_with_a_recording(caplog):
+    """It has no context of the device yet, and a driver would not launch its first kernel."""
+    prompt, sampling = "def add(a, b):", Sampling(seed=7, max_tokens=24)
+    with LLM.demo(device="cuda", slots=2, max_context_tokens=2048) as llm:
+        with caplog.at_level(logging.WARNING, logger="twinspark"), ThreadPoolExecutor(1) as pool:
+            assert pool.submit(llm.engine.prepare).result()
+            assert llm.engine._runner._rounds.recorded and not caplog.records
+            found = pool.submit(llm.generate, prompt, sampling).result().token_ids
+        assert llm.generate(prompt, sampling).token_ids == found
 
 
 def test_an_engine_whose_rounds_cannot_be_recorded(monkeypatch, caplog):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from time import thread_time_ns
 from typing import Any, cast
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -57,7 +58,7 @@ class RoundHost:
         idle_p99_us: its 99th percentile.
         step_us: median of all of `Engine.step`.
         torch_calls: operations on tensors a round, copies included.
-        copies: copies between host and device a round.
+        copies: copies between host and device a round, beside those that are recorded.
         waits: times a round that the host waits for a device.
     """
 
@@ -110,10 +111,10 @@ class _Device:
     def run(self, caches: Caches) -> Rounds:
         """Rounds that are recorded here; every choice and every draft is the model's token."""
         self._rounds: Any = Rounds(cast(Any, self._model), caches, recorder=self)
-        self._rounds._chosen.tensor.fill_(self._model.token)
-        drafts: Tensor = self._rounds._drafted.tensor
+        self._rounds._chosen.array.fill(self._model.token)
+        drafts: npt.NDArray[np.int32] = self._rounds._drafted.array
         drafts[:, 1:] = self._model.token
-        drafts[:, 2 + self._model.config.dspark_block_size :].view(torch.float32).fill_(4.0)
+        drafts[:, 2 + self._model.config.dspark_block_size :].view(np.float32).fill(4.0)
         landing: Any
         for landing in (self._rounds._chosen, self._rounds._drafted):
             landing.wait = self._watched(landing.wait)
@@ -129,8 +130,13 @@ class _Device:
         if name == "_decode":
             return (self._model.logits_V.expand(size, -1),)
         assert name in ("_draft_followers", "_draft_given"), f"the bench has no answer to {name}"
-        inputs, drafts = self._rounds._inputs, self._rounds._drafted.tensor
-        torch.add(inputs.positions_n[:size], inputs.counts_n[:size], out=drafts[:size, 0])
+        inputs, drafts = self._rounds._inputs, self._rounds._drafted.array
+        inputs.requests_part.bring()
+        torch.add(
+            inputs.positions_n[:size],
+            inputs.counts_n[:size],
+            out=torch.from_numpy(drafts)[:size, 0],
+        )
         return ()
 
     def begin(self) -> None:

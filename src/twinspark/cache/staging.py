@@ -2,8 +2,9 @@
 
 What a recorded round reads and writes stays where it is, so it is allocated once: a pinned buffer
 with its twin on the device, and arrays and tensors that are views of the two. Numbers are written
-in place with numpy and sent in one copy; results are fetched in one. Read next:
-`engine/rounds.py`.
+in place with numpy; the recorded work itself brings them to the device when it begins, and leaves
+its results in both places when it ends, so the host launches nothing but the replay. Read next:
+`engine/rounds.py`, `kernels/pinned/pinned.py`.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-_ALIGNMENT = 16
+from twinspark.kernels.pinned.pinned import VECTOR_BYTES, bring, land
+
+_ALIGNMENT = VECTOR_BYTES
 _NUMPY: dict[torch.dtype, Any] = {
     torch.float64: np.float64,
     torch.float32: np.float32,
@@ -30,7 +33,7 @@ class Field:
 
     Attributes:
         array: where the host writes them; bf16 as int16.
-        tensor: where the device reads them after `Part.send`.
+        tensor: where the device reads them after `Part.bring`.
     """
 
     array: npt.NDArray[Any]
@@ -39,21 +42,21 @@ class Field:
 
 @dataclass(frozen=True)
 class Part:
-    """The first bytes of a staging buffer, here and there."""
+    """Bytes of a staging buffer that are read together, here and there."""
 
     host: Tensor
     device: Tensor
 
-    def send(self) -> None:
-        """Copy them to the device, in stream order; nothing is waited for."""
-        self.device.copy_(self.host, non_blocking=True)
+    def bring(self) -> None:
+        """Have the device read them, in stream order; may be recorded."""
+        bring(self.host, self.device)
 
 
 class Staging:
     """A buffer on the host with its twin on a device.
 
-    The host must not write before what was sent last was read, which it knows once it holds a
-    result that came from it.
+    The host must not write a part before work that brings it has ended; `Landing.settle` sees to
+    that.
     """
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
@@ -66,15 +69,16 @@ class Staging:
         pinned = device.type == "cuda"
         self._host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=pinned)
         self._device = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        _keep_for_stream(self._host, self._device)
         self._bytes = self._host.numpy()
 
     def cut(self, start: int = 0) -> "Cutter":
         """Fields one after another from byte `start` on; others may lie there already."""
         return Cutter(self, start)
 
-    def part(self, end: int) -> Part:
-        """The bytes before `end`."""
-        return Part(self._host[:end], self._device[:end])
+    def part(self, start: int, end: int) -> Part:
+        """The bytes from `start` to `end`, where fields begin or end."""
+        return Part(self._host[start:end], self._device[start:end])
 
     def field(self, start: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Field:
         """The numbers that begin at a byte."""
@@ -104,11 +108,11 @@ class Cutter:
 
 
 class Landing:
-    """A tensor on a device with its twin on the host.
+    """A tensor on a device with its twin on the host, both of which work on the device writes.
 
     Attributes:
-        tensor: where the device writes.
-        array: where the host reads after `fetch` and `wait`.
+        tensor: where the device reads what was put last.
+        array: where the host reads it after `mark` and `wait`.
     """
 
     def __init__(self, num_rows: int, width: int, device: torch.device) -> None:
@@ -117,43 +121,40 @@ class Landing:
         shape = (num_rows, width)
         self.tensor = torch.zeros(shape, dtype=torch.int32, device=device)
         self._host = torch.zeros(shape, dtype=torch.int32, pin_memory=is_cuda)
+        _keep_for_stream(self._host, self.tensor)
         self.array: npt.NDArray[np.int32] = self._host.numpy()
-        self._pairs: dict[int, tuple[Tensor, Tensor]] = {}
         self._arrived = torch.Event(device) if is_cuda else None
-        self._written = torch.Event(device) if is_cuda else None
-        self._aside: torch.cuda.Stream | None = None
-        if is_cuda:
-            self._aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._is_due = False
 
-    def fetch(self, count: int, *, aside: bool = False) -> None:
-        """Begin to copy the first `count` rows to the host, in stream order.
+    def put(self, rows: Tensor) -> None:
+        """Write the first rows, int32 [rows, width], in stream order; may be recorded."""
+        count = len(rows)
+        land(rows.contiguous(), self.tensor[:count], self._host[:count])
 
-        Args:
-            count: rows.
-            aside: beside what comes next in the stream, which then need not wait for the copy. It
-                must not write these rows, and `wait` must come before something does.
-        """
-        if count not in self._pairs:
-            self._pairs[count] = (self._host[:count], self.tensor[:count])
-        if not aside or self._aside is None:
-            self._copy(count)
-            return
-        assert self._written is not None
-        self._written.record()
-        with torch.cuda.stream(self._aside):
-            self._written.wait()
-            self._copy(count)
-
-    def _copy(self, count: int) -> None:
-        host, device = self._pairs[count]
-        host.copy_(device, non_blocking=True)
+    def mark(self) -> None:
+        """What was launched last puts rows, or reads numbers that are written anew next."""
         if self._arrived is not None:
             self._arrived.record()
+        self._is_due = True
 
     def wait(self) -> None:
-        """Until what was fetched last is there."""
+        """Until the device has come to the mark."""
         if self._arrived is not None:
             self._arrived.synchronize()
+        self._is_due = False
+
+    def settle(self) -> None:
+        """The same where nobody has waited for that: what it reads may be written then."""
+        if self._is_due:
+            self.wait()
+
+
+def _keep_for_stream(host: Tensor, device: Tensor) -> None:
+    """Have pinned memory become another's only when all that its stream was given is done.
+
+    Its allocator knows of copies, not of kernels: one copy tells it of the stream.
+    """
+    device.copy_(host, non_blocking=True)
 
 
 def room(dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[int, int]:

@@ -257,7 +257,7 @@ class Engine:
         if deliver is not None and (events or self._undelivered):
             events = self._tell(deliver, events, at_once=not self._runner.replays(plan))
         rules = self._free_rules(plan)
-        ahead = self._speculation.foresee(map(self._scheduler.running, rules)) if rules else ()
+        ahead = self._speculation.foresee(map(self._scheduler.running, rules))
         logits = self._runner.run(plan, rules, ahead, partial(self._meanwhile, plan, deliver))
         self._scheduler.commit_pieces(plan)
         for piece in plan.pieces:
@@ -367,7 +367,7 @@ class Engine:
         return (
             bool(decoding)
             and self._runner.follows_rules
-            and not self._speculation.foresee(decoding)
+            and not any(True for _ in self._speculation.foresee(decoding))
         )
 
     def _meanwhile(self, plan: StepPlan, deliver: Deliver | None) -> None:
@@ -378,8 +378,10 @@ class Engine:
         if not self._runner.follows_rules:
             return  # a CPU has no such time: looking ahead would only come on top
         self._speculation.look_ahead()
-        for window in plan.windows:
-            self._scheduler.running(window.slot).chooser.look_ahead(window.ids[1:])
+        running = [(self._scheduler.running(window.slot), window) for window in plan.windows]
+        for session, window in running:
+            session.chooser.look_ahead(window.ids[1:])
+        self._runner.expect(self._speculation.expected(running))
 
     def _settle(self, window: PlannedRows, logits: StepLogits) -> list[ReplyEvent]:
         """Choose the window's tokens into the reply; a fault ends that reply only."""

@@ -197,6 +197,16 @@ class DraftState:
         self._index.extend(self._expected)
         self._copy = self._index.find(MAX_COPY + 1)
 
+    def next_window(self, num_rows: int) -> list[int]:
+        """What follows a window of `num_rows` that runs, if all that it copied is right.
+
+        As `look_ahead` found it, and as deep; empty where nothing is copied, or where less of a
+        copy runs than was proposed.
+        """
+        if self._copy is None or len(self._expected) != num_rows:
+            return []
+        return [self._expected[-1], *self._copy.tokens[: num_rows - 1]]
+
     def observe(self, window: Sequence[int], taken: Sequence[int]) -> tuple[int, int]:
         """Take in how the proposal fared; it is gone afterwards.
 

@@ -5,8 +5,7 @@ Owns an index over prompt and reply of one request; grows by a few array writes 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +24,8 @@ _FIRST_CAPACITY = 1024
 _NONE = -1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Copy:
-    """A proposal from the text itself.
+class Copy(NamedTuple):
+    """A proposal from the text itself; a tuple, as some are made for every window.
 
     Attributes:
         tokens: at most as many as were asked for.

@@ -4,6 +4,7 @@ Every rank is sent the same plan and does the same with it (design section 4, de
 (slot, position, token). Made by `scheduler.py`, run by `runner.py`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -85,6 +86,16 @@ class PlannedRows(NamedTuple):
     wants_logits: bool = False
     is_pruned: bool = False
     has_bf16_mixing: bool = False
+
+    def followed_by(self, ids: Sequence[int]) -> "PlannedRows":
+        """A window behind this one, if all rows of this one are kept."""
+        seen = self.history + self.ids
+        return PlannedRows(
+            slot=self.slot,
+            first=self.first + len(self.ids),
+            ids=tuple(ids),
+            history=seen[len(seen) - len(self.history) :],
+        )
 
 
 class StepPlan(NamedTuple):

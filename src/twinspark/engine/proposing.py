@@ -5,6 +5,7 @@ Owns no state; works on what `draft_state.py` keeps of each request. Read next: 
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import is_not
 from typing import NamedTuple
 
 import numpy as np
@@ -76,6 +77,7 @@ class Prices:
         self._rows_us: Floats = line_us[1:] - line_us[0]
         self._shares_us: Floats = line_us[::slots] / slots
         self._share_of: dict[int, Floats] = {}
+        self._dealt: tuple[list[Floats], list[int]] = ([], [])
 
     def rows_us(self, depth: int) -> Floats:
         """Cost of 1, 2, ... `depth` drafts of one window alone."""
@@ -89,6 +91,14 @@ class Prices:
         found = self._share_of.get(depth)
         if found is None:
             found = self._share_of[depth] = self._shares_us[: depth + 1]
+        return found
+
+    def depths(self, gains_us: list[Floats]) -> list[int]:
+        """`share_rows`, worked out anew only for other arrays: copies have the same for long."""
+        known, found = self._dealt
+        if len(known) != len(gains_us) or any(map(is_not, known, gains_us)):
+            found = share_rows(gains_us, self.line_us)
+            self._dealt = gains_us, found
         return found
 
 
@@ -227,7 +237,7 @@ def _share(
     """Deal the rows out and write proposals; records are written later."""
     gains_us = [gains_us for _, gains_us in offers.values()]
     gains_us += [candidates[n].worth_us * found.alive for n, found in drafted.items()]
-    depths = share_rows(gains_us, prices.line_us)
+    depths = prices.depths(gains_us)
     for (number, (copy, _)), depth in zip(offers.items(), depths, strict=False):
         candidates[number].state.proposal = _of_copy(copy, depth)
     for (number, found), depth in zip(drafted.items(), depths[len(offers) :], strict=True):

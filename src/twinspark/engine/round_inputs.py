@@ -1,7 +1,8 @@
-"""What a recorded round reads from the host: one buffer, written in place and sent in one copy.
+"""What recorded rounds read from the host: one buffer, written in place.
 
-First come columns and rules of rows and of draft requests, which lie at the same place whatever the
-size of the round, as the work of a draft pass reads them too; then the Engram rows of the round.
+Draft passes bring its first part, columns and rules of their requests. Rounds bring the rest,
+columns and rules of rows, which lie at the same place whatever the size of the round as the pass
+that follows reads them too, and then the Engram rows of the round.
 Letters: T rows, n requests. Read next: `rounds.py`, `rule_rows.py`, `cache/staging.py`.
 """
 
@@ -38,7 +39,7 @@ class Sized:
     Attributes:
         arrays: Engram rows on the host.
         engram: the same on the device.
-        part: all that a round of this size sends.
+        part: all that a round of this size brings.
     """
 
     arrays: list[npt.NDArray[Any]]
@@ -61,6 +62,7 @@ class RoundInputs:
         firsts_n: int32, first rows of requests' windows.
         counts_n: int32, their rows, 0 for padding.
         rules_n: of requests.
+        requests_part: what a draft pass brings.
     """
 
     def __init__(self, engram: EngramFields, device: torch.device) -> None:
@@ -75,28 +77,29 @@ class RoundInputs:
         size = max(MOST_ROWS, MOST_REQUESTS)
         self._staging = Staging(size * (2 * _RULE_BYTES + 4 * _COLUMNS) + rows, device)
         fields = self._staging.cut()
-        columns_T = fields.field(torch.int32, 4, MOST_ROWS)
         columns_n = fields.field(torch.int32, 5, MOST_REQUESTS)
+        self.rules_n = RuleRows(fields, MOST_REQUESTS)
+        self.requests_part = self._staging.part(0, fields.end)
+        self._rows_start = fields.end
+        columns_T = fields.field(torch.int32, 4, MOST_ROWS)
+        self.rules_T = RuleRows(fields, MOST_ROWS)
+        self._engram_start = fields.end
         self._rows, self._requests = columns_T.array, columns_n.array
         self.ids_T, self.positions_T, self.following_T, self.slots_T = columns_T.tensor
         self.tokens_n, self.positions_n, self.slots_n, self.firsts_n, self.counts_n = (
             columns_n.tensor
         )
-        self.rules_T = RuleRows(fields, MOST_ROWS)
-        self.rules_n = RuleRows(fields, MOST_REQUESTS)
-        self._start = fields.end
-        self.requests_part = self._staging.part(self._start)
         self._sized: dict[int, Sized] = {}
 
     def sized(self, size: int) -> Sized:
         """What is of rounds of this size."""
         if size not in self._sized:
-            fields = self._staging.cut(self._start)
+            fields = self._staging.cut(self._engram_start)
             found: list[Field] = [fields.field(t, size, *shape) for t, shape in self._engram]
             self._sized[size] = Sized(
                 arrays=[field.array for field in found],
                 engram=[field.tensor for field in found],
-                part=self._staging.part(fields.end),
+                part=self._staging.part(self._rows_start, fields.end),
             )
         return self._sized[size]
 

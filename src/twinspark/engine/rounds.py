@@ -9,7 +9,7 @@ Steps that do not fit are the eager forward's. Read next: `recording.py`, `round
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ from twinspark.cache.layout import RING_ROWS
 from twinspark.cache.staging import Landing
 from twinspark.cache.view import Caches
 from twinspark.config.model import ModelConfig
+from twinspark.engine.engram_ahead import EngramAhead
 from twinspark.engine.plan import PlannedRows, StepPlan
 from twinspark.engine.recording import (
     MOST_RECORDED,
@@ -127,6 +128,8 @@ class Rounds:
         mask = np.zeros(model.config.vocab_size, np.bool_) if banned_V is None else banned_V
         self._banned_V = torch.from_numpy(mask).to(model.device)
         self._inputs = RoundInputs(model.engram_fields, model.device)
+        like = self._inputs.sized(MOST_ROWS).arrays
+        self._engram = EngramAhead(model.put_engram, like, MOST_ROWS)
         self._chosen = Landing(MOST_ROWS, 1, model.device)
         width = _HEAD + 2 * model.config.dspark_block_size
         self._drafted = Landing(MOST_REQUESTS, width, model.device)
@@ -170,16 +173,15 @@ class Rounds:
             False where all are recorded, or as many as are kept.
         """
         self._ahead = []
+        self._settle()
         key = next((key for key in self._likely(rows, requests) if key not in self.recorded), None)
         if key is None or len(self.recorded) >= MOST_RECORDED:
             return False
         kind, size, context = key
         if kind == "decode":
             self._inputs.put_rows((), (), size)
-            self._inputs.sized(size).part.send()
         else:
             self._inputs.put_requests((), (), size)
-            self._inputs.requests_part.send()
         self._of(kind, size, context)
         return True
 
@@ -215,11 +217,19 @@ class Rounds:
         assert size is not None
         return self._recordings.replays(("decode", size, self._context(_end(plan.windows))))
 
+    def expect(self, windows: Sequence[PlannedRows]) -> None:
+        """Prepare for windows that are likely to come, while a round runs; a guess changes nothing.
+
+        Args:
+            windows: of the next round.
+        """
+        self._engram.expect(windows)
+
     def run(
         self,
         windows: Sequence[PlannedRows],
         rules: Sequence[ChoiceRule | None],
-        ahead: Collection[int] = (),
+        ahead: Iterable[int] = (),
     ) -> Tensor:
         """Run a round; what it gives is to be read before anything else is run.
 
@@ -239,15 +249,14 @@ class Rounds:
         for window in windows:
             if window.first == 0:
                 caches.reset(window.slot)
-        sized = inputs.sized(size)
+        self._chosen.settle()
         num = inputs.put_rows(windows, rules, size)
-        self._model.put_engram(windows, sized.arrays)
-        self._foresee(windows, rules, ahead)
+        self._engram.put(windows, inputs.sized(size).arrays)
         _ = caches.starts_S  # brought to the device before the round that reads it
-        sized.part.send()
         context = self._context_before = self._context(end)
         (logits_TV,) = self._of("decode", size, context).replay()
-        self._chosen.fetch(num, aside=bool(self._ahead))  # a draft pass only reads them
+        self._chosen.mark()
+        self._foresee(windows, rules, ahead)  # the round does not read that
         return logits_TV[:num]
 
     def tokens(self, num: int) -> list[int]:
@@ -335,9 +344,10 @@ class Rounds:
         size = bucket_of(len(requests), REQUEST_BUCKETS)
         if size is None or not model.has_draft:
             return model.draft(requests, self._caches, pick)
+        self._drafted.settle()
         self._inputs.put_requests(requests, (), size)
-        self._inputs.requests_part.send()
         hidden_TD, base_TV = self._of("draft", size, 0).replay()
+        self._drafted.mark()
         if pick is None:
             return []
         rows = len(requests) * model.config.dspark_block_size
@@ -350,10 +360,10 @@ class Rounds:
         size = bucket_of(len(requests), REQUEST_BUCKETS)
         if size is None or not self._model.walks_on_device:
             return None
+        self._drafted.settle()
         self._inputs.put_requests(requests, rules, size)
-        self._inputs.requests_part.send()
         self._of("draft by rules", size, 0).replay()
-        self._drafted.fetch(size)
+        self._drafted.mark()
         found = self._read([request.slot for request in requests])
         return [found[_key(request)] for request in requests]
 
@@ -365,7 +375,7 @@ class Rounds:
         if self._ahead:
             size = self._foreseen
             self._of("draft ahead", size, 0).replay()
-            self._drafted.fetch(size)
+            self._drafted.mark()
 
     def drop_ahead(self) -> None:
         """Forget what was drafted ahead: the caches go on."""
@@ -375,28 +385,35 @@ class Rounds:
         self,
         windows: Sequence[PlannedRows],
         rules: Sequence[ChoiceRule | None],
-        ahead: Collection[int],
+        ahead: Iterable[int],
     ) -> None:
         self._ahead = []
-        if not ahead or not self._model.walks_on_device:
+        wanted = set(ahead)
+        if not wanted or not self._model.walks_on_device:
             return
         row, asked, by = 0, [], []
         for window, rule in zip(windows, rules, strict=True):
-            if rule is not None and window.slot in ahead:
+            if rule is not None and window.slot in wanted:
                 asked.append((window, row))
                 by.append(rule)
             row += len(window.ids)
         size = bucket_of(len(asked), REQUEST_BUCKETS)
         if asked and size is not None:
+            self._drafted.settle()  # a pass that nobody asked for in the end
             self._inputs.put_followers(asked, by, size)
             self._foreseen, self._ahead = size, [window.slot for window, _ in asked]
+
+    def _settle(self) -> None:
+        """Wait for what reads staged numbers, where nobody has."""
+        self._chosen.settle()
+        self._drafted.settle()
 
     def _take_ahead(self) -> dict[tuple[int, int, int], DraftResult]:
         slots, self._ahead = self._ahead, []
         return self._read(slots) if slots else {}
 
     def _read(self, slots: Sequence[int]) -> dict[tuple[int, int, int], DraftResult]:
-        """What the pass that was fetched last gave, by slot, position and token."""
+        """What the pass that was launched last gave, by slot, position and token."""
         self._drafted.wait()
         end = _HEAD + self._model.config.dspark_block_size
         rows = self._drafted.array[: len(slots)]
@@ -408,19 +425,21 @@ class Rounds:
         return found
 
     def _decode(self, size: int, context: int) -> tuple[Tensor, ...]:
-        inputs = self._inputs
-        tables = self._model.engram_tables(inputs.sized(size).engram)
+        inputs, sized = self._inputs, self._inputs.sized(size)
+        sized.part.bring()
+        tables = self._model.engram_tables(sized.engram)
         round_ = DecodeRound(
             inputs.ids_T[:size], inputs.positions_T[:size], inputs.slots_T[:size], tables, context
         )
         logits_TV = self._model.decode(round_, self._caches)
         rules = inputs.rules_T.rules(size, inputs.following_T[:size])
         chosen_T = choose_rows(logits_TV.float(), rules, banned_V=self._banned_V)
-        self._chosen.tensor.view(-1)[:size].copy_(chosen_T)
+        self._chosen.put(chosen_T[:, None])
         return (logits_TV,)
 
     def _draft_blocks(self, size: int, _: int) -> tuple[Tensor, ...]:
         inputs = self._inputs
+        inputs.requests_part.bring()
         round_ = DraftRound(
             inputs.tokens_n[:size], inputs.positions_n[:size], inputs.slots_n[:size]
         )
@@ -428,10 +447,12 @@ class Rounds:
 
     def _draft_given(self, size: int, _: int) -> tuple[Tensor, ...]:
         inputs = self._inputs
+        inputs.requests_part.bring()
         return self._draft_by_rules(inputs.tokens_n[:size], inputs.positions_n[:size])
 
     def _draft_followers(self, size: int, _: int) -> tuple[Tensor, ...]:
         inputs = self._inputs
+        inputs.requests_part.bring()
         kept_n, following_n = accept_rows(
             self._chosen.tensor.view(-1), inputs.ids_T, inputs.firsts_n[:size],
             inputs.counts_n[:size],
@@ -451,7 +472,7 @@ class Rounds:
         tokens_nB, confidence_nB = model.walk_by(tokens_n, hidden_TD, base_TV, choose)
         head_n2 = torch.stack([positions_n, tokens_n], dim=1)
         bits_nB = confidence_nB.float().view(torch.int32)
-        self._drafted.tensor[:size].copy_(torch.cat([head_n2, tokens_nB, bits_nB], dim=1))
+        self._drafted.put(torch.cat([head_n2, tokens_nB, bits_nB], dim=1))
         return ()
 
     def _of(self, kind: str, size: int, context: int) -> Recorded:

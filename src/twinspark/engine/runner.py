@@ -4,9 +4,10 @@ Owns the caches, the saved states and the hand-over between host and device; dec
 Read next: `plan.py`, `rounds.py`, `model/transformer.py`.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from threading import local
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -30,6 +31,7 @@ from twinspark.engine.plan import (
 )
 from twinspark.engine.rounds import Rounds
 from twinspark.engine.sampler import ChoiceRule
+from twinspark.kernels.cuda.launch import on_device
 from twinspark.model.step import DraftRequest, DraftResult, Span, StepInput, StepOutput
 
 Logits = npt.NDArray[np.float32]
@@ -172,10 +174,10 @@ class Runner:
         self._states: dict[int, Any] = {}
         self._rounds = Rounds.of(model, caches, banned_V)
         device = getattr(model, "device", None)
-        self._cuda: torch.device | int | None = None
+        self._cuda: torch.device | None = None
         if isinstance(device, torch.device) and device.type == "cuda":
-            # a number is looked up faster than a device is
-            self._cuda = device if device.index is None else device.index
+            self._cuda = device
+        self._thread = local()
 
     @property
     def follows_rules(self) -> bool:
@@ -185,6 +187,11 @@ class Runner:
     def replays(self, plan: StepPlan) -> bool:
         """Whether a plan is a round that is recorded, which the host has little to do for."""
         return self._rounds is not None and self._rounds.replays(plan)
+
+    def expect(self, windows: Sequence[PlannedRows]) -> None:
+        """Prepare for windows of the next round, which are likely to come; changes no result."""
+        if self._rounds is not None:
+            self._rounds.expect(windows)
 
     def prepare(self, *, rows: int, requests: int) -> bool:
         """Record one of the rounds that are likely to come, while there is nothing else to do.
@@ -210,7 +217,7 @@ class Runner:
         self,
         plan: StepPlan,
         rules: Mapping[int, ChoiceRule] = NO_RULES,
-        ahead: Collection[int] = (),
+        ahead: Iterable[int] = (),
         meanwhile: Callable[[], None] = nothing,
     ) -> StepLogits:
         """Run a plan, on the followers too.
@@ -220,7 +227,7 @@ class Runner:
             rules: by slot, where nothing but a rule decides what follows the window's rows; a
                 device may then choose, which spares the way of the logits.
             ahead: slots of `rules` that will most likely ask `draft` for what follows; a device
-                may then draft at once.
+                may then draft at once. Looked at while the plan runs, if at all.
             meanwhile: work of the host, done while a device runs the plan.
         """
         self._followers.step(plan)
@@ -275,7 +282,7 @@ class Runner:
         rounds: Rounds,
         plan: StepPlan,
         rules: Mapping[int, ChoiceRule],
-        ahead: Collection[int],
+        ahead: Iterable[int],
         meanwhile: Callable[[], None],
     ) -> StepLogits:
         """A recorded round; logits are brought over for slots without a rule, or to compare."""
@@ -344,7 +351,13 @@ class Runner:
 
     def _on_device(self) -> AbstractContextManager[object]:
         """Every thread that runs a plan has a current CUDA device of its own."""
-        return nullcontext() if self._cuda is None else torch.cuda.device(self._cuda)
+        if self._cuda is None:
+            return nullcontext()
+        if not hasattr(self._thread, "is_ready"):
+            # torch gives a thread its context when it waits, the driver launches only with one
+            torch.cuda.current_stream(self._cuda).synchronize()
+            self._thread.is_ready = True
+        return on_device(self._cuda)
 
     def _apply(self, op: CacheOp) -> None:
         match op:

@@ -6,7 +6,7 @@ from them. Decides by prices and token history, never by a clock. Read next: `pr
 `depth.py`, `lookup.py`, `costs.py`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ from twinspark.engine.costs import DEFAULT_COSTS, CostTable
 from twinspark.engine.depth import Rate
 from twinspark.engine.draft_state import DraftCounts, DraftFigures, DraftState, Proposal
 from twinspark.engine.lookup import MAX_COPY
+from twinspark.engine.plan import PlannedRows
 from twinspark.engine.proposing import (
     Candidate,
     Later,
@@ -203,21 +204,21 @@ class Speculation:
             if proposal is not None and proposal.tokens:
                 self.drafts[need.slot] = proposal.tokens
 
-    def foresee(self, sessions: Iterable[Session]) -> set[int]:
+    def foresee(self, sessions: Iterable[Session]) -> Iterator[int]:
         """Slots that will most likely be in a draft pass after the round that is about to run.
 
         A guess by token history; a wrong one costs time and changes no proposal.
         """
         if not self.block:
-            return set()
-        return {
-            session.slot
-            for session in sessions
-            if session.slot is not None
-            and session.tokens_left > _LEAST_LEFT
-            and session.request.sampling.draft
-            and self._state(session, 1).expects_pass
-        }
+            return
+        for session in sessions:
+            if (
+                session.slot is not None
+                and session.tokens_left > _LEAST_LEFT
+                and session.request.sampling.draft
+                and self._state(session, 1).expects_pass
+            ):
+                yield session.slot
 
     def catch_up(self) -> None:
         """Do what the latest proposals left to be done while their round runs."""
@@ -229,6 +230,19 @@ class Speculation:
         """Work out what is likely to be proposed next, while a device runs what was proposed."""
         for state in self._states.values():
             state.look_ahead()
+
+    def expected(self, running: Iterable[tuple[Session, PlannedRows]]) -> list[PlannedRows]:
+        """Windows that follow those that run, where these copy, if they are right in all of it.
+
+        Args:
+            running: sessions with their windows, after `look_ahead`.
+        """
+        found = []
+        for session, window in running:
+            ids = self._state(session, 1).next_window(len(window.ids))
+            if ids:
+                found.append(window.followed_by(ids))
+        return found
 
     def observe(self, session: Session, window: Sequence[int], taken: Sequence[int]) -> None:
         """Learn how a window went: its pending token and drafts, and the tokens it gave."""
@@ -261,12 +275,12 @@ class Speculation:
         return state
 
     def _close_round(self) -> None:
-        if self._round:
-            slots = len(self._round)
-            cost_us = self._pass_us + self._costs.verify_us(self._rows, slots)
-            for state, tokens, was_copy in self._round:
-                if not was_copy:  # what a copy is compared with is life without it
-                    state.rate.observe(tokens=tokens, cost_us=cost_us)
+        # what a copy is compared with is life without it
+        own = [(state, tokens) for state, tokens, was_copy in self._round if not was_copy]
+        if own:
+            cost_us = self._pass_us + self._costs.verify_us(self._rows, len(self._round))
+            for state, tokens in own:
+                state.rate.observe(tokens=tokens, cost_us=cost_us)
         self._round, self._rows, self._pass_us = [], 0, 0.0
 
     def _need(self, session: Session) -> DraftNeed:

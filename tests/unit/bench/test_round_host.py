@@ -6,11 +6,11 @@ from twinspark.bench.round_host import measure_round_host
 
 
 @pytest.mark.parametrize("slots", [1, 4])
-def test_a_round_with_drafts_is_one_copy_in_and_two_out(slots):
+def test_a_round_with_drafts_is_two_replays_and_no_copy(slots):
     got = measure_round_host(slots=slots, rounds=10)
     assert (got.slots, got.rows, got.rounds) == (slots, 6, 10)
-    assert got.copies == 3 and got.waits == 2
-    assert got.torch_calls <= 6  # each costs microseconds that a device waits
+    assert got.copies == 0 and got.waits == 2
+    assert got.torch_calls <= 1  # each costs microseconds that a device waits
     assert 0 < got.idle_us <= got.idle_p99_us and got.idle_us < got.step_us
 
 
@@ -18,5 +18,5 @@ def test_a_round_with_drafts_is_one_copy_in_and_two_out(slots):
 def test_a_round_with_copies_needs_no_pass(slots):
     got = measure_round_host(slots=slots, lookup=True, rounds=10)
     assert (got.slots, got.rows, got.rounds) == (slots, 16, 10)
-    assert got.copies == 2 and got.waits == 1 and got.torch_calls <= 4
+    assert got.copies == 0 and got.waits == 1 and got.torch_calls <= 1
     assert 0 < got.idle_us <= got.idle_p99_us and got.idle_us < got.step_us

@@ -19,8 +19,8 @@ def test_fields_of_any_type_arrive_and_share_no_byte():
     found = [fields.field(dtype, *shape) for dtype, shape in kinds]
     for number, field in enumerate(found):
         field.array[...] = number + 1
-    assert not any(field.tensor.any() for field in found)  # nothing is there before it is sent
-    staging.part(fields.end).send()
+    assert not any(field.tensor.any() for field in found)  # nothing is there before it is brought
+    staging.part(0, fields.end).bring()
     for number, (field, (dtype, shape)) in enumerate(zip(found, kinds, strict=True)):
         assert field.tensor.dtype == dtype and tuple(field.tensor.shape) == shape
         array = field.tensor.view(torch.int16) if dtype == torch.bfloat16 else field.tensor
@@ -28,17 +28,17 @@ def test_fields_of_any_type_arrive_and_share_no_byte():
         assert (field.tensor.data_ptr() - found[0].tensor.data_ptr()) % 16 == 0
 
 
-def test_a_part_ends_where_it_says():
+def test_a_part_begins_and_ends_where_it_says():
     staging = Staging(256, CPU)
     fields = staging.cut()
-    first = fields.field(torch.int32, 4)
-    part = staging.part(fields.end)
-    behind = fields.field(torch.int32, 4)
-    first.array[:], behind.array[:] = 5, 6
-    part.send()
-    assert first.tensor.tolist() == [5] * 4 and behind.tensor.tolist() == [0] * 4
-    again = staging.cut(part.host.numel()).field(torch.int32, 2)  # fields may lie over each other
-    assert again.array.tolist() == [6, 6]
+    found = [fields.field(torch.int32, 4) for _ in range(3)]
+    part = staging.part(16, 32)
+    for number, field in enumerate(found):
+        field.array[:] = 5 + number
+    part.bring()
+    assert [field.tensor.tolist() for field in found] == [[0] * 4, [6] * 4, [0] * 4]
+    again = staging.cut(32).field(torch.int32, 2)  # fields may lie over each other
+    assert again.array.tolist() == [7, 7]
 
 
 def test_a_field_beyond_the_buffer_is_refused():
@@ -48,14 +48,28 @@ def test_a_field_beyond_the_buffer_is_refused():
         fields.field(torch.float64, 8)
 
 
-@pytest.mark.parametrize("aside", [False, True])
-def test_rows_that_are_fetched_arrive_and_no_others(aside):
+def test_rows_that_are_put_arrive_on_both_sides_and_no_others():
     landing = Landing(4, 2, CPU)
-    landing.tensor.copy_(torch.arange(8).view(4, 2))
-    landing.fetch(3, aside=aside)
+    landing.put(torch.arange(6, dtype=torch.int32).view(3, 2))
+    landing.mark()
     landing.wait()
     assert landing.array.tolist() == [[0, 1], [2, 3], [4, 5], [0, 0]]
-    landing.tensor.zero_()
-    landing.fetch(1)
-    landing.wait()
+    assert landing.tensor.tolist() == landing.array.tolist()
+    landing.put(torch.zeros(2, 1, dtype=torch.int32).expand(2, 2)[:1])
     assert landing.array[:3].tolist() == [[0, 0], [2, 3], [4, 5]]
+
+
+def test_only_what_nobody_has_waited_for_is_settled():
+    landing, waits = Landing(1, 1, CPU), []
+    wait = landing.wait
+    landing.wait = lambda: (waits.append(1), wait())
+    landing.settle()
+    assert not waits
+    landing.mark()
+    landing.settle()
+    landing.settle()
+    assert len(waits) == 1
+    landing.mark()
+    landing.wait()
+    landing.settle()
+    assert len(waits) == 2

@@ -8,6 +8,7 @@ import pytest
 
 from twinspark.engine.confidence import Calibration, CopyRecord, corrected, promise, survival
 from twinspark.engine.depth import PassRecord, Rate, choose_passes, pass_surplus, share_rows
+from twinspark.engine.proposing import Prices
 
 LINE = np.cumsum([100.0, 9, 1, 1, 30, 2, 2, 2, 2, 2, 2, 2, 2])
 
@@ -29,6 +30,22 @@ def test_rows_go_where_they_bring_most(seed, windows):
 
     every = itertools.product(*(range(len(g) + 1) for g in gains))
     assert value(depths) == pytest.approx(max(map(value, every)))
+
+
+def test_rows_are_dealt_out_anew_only_when_something_changed(monkeypatch):
+    asked = []
+
+    def counted(gains_us, line_us):
+        asked.append(len(gains_us))
+        return share_rows(gains_us, line_us)
+
+    monkeypatch.setattr("twinspark.engine.proposing.share_rows", counted)
+    rng = np.random.default_rng(0)
+    prices = Prices(slots=2, line_us=LINE, passes_us=np.zeros(3))
+    a, b, c = (falling(rng, 4) for _ in range(3))
+    for gains in ([a, b], [a, b], [b, a], [a, b, c], [a, b, c], [a], [a.copy()], [], []):
+        assert prices.depths(gains) == share_rows(gains, LINE)
+    assert asked == [2, 2, 3, 1, 1, 0]
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -1,6 +1,7 @@
 """Draft passes that follow their round on the device: when they run, and what is made of them."""
 
 import dataclasses
+import itertools
 
 import pytest
 from tests.fake_model import BLOCK, HISTORY, FakeModel, Replies, run_all
@@ -139,26 +140,27 @@ def test_tokens_are_delivered_before_drafts_are_waited_for():
     assert replies.summary("b") == alone(ask("b", first=60))
 
 
-def test_tokens_leave_beside_the_pass_that_follows_and_only_then():
-    """A pass need not wait for the copy; where none follows nothing is to be spared."""
-    engine, recorder = recorded(slots=2)
-    rounds, asides = engine._runner._rounds, []
-    fetch = rounds._chosen.fetch
+def test_numbers_are_not_written_while_a_pass_that_nobody_wants_reads_them():
+    """It may not have begun when the host knows the tokens of the round before it."""
+    engine, recorder = recorded(slots=1)
+    request, rounds, order = ask("a"), engine._runner._rounds, []
+    engine.submit(request)
+    while recorder.replays.get("_draft_followers", 0) < 3:
+        engine.step()
 
-    def spy(count, *, aside=False):
-        asides.append(aside)
-        fetch(count, aside=aside)
+    def noted(name, owner, attribute):
+        work = getattr(owner, attribute)
+        setattr(owner, attribute, lambda *args: (order.append(name), work(*args))[1])
 
-    rounds._chosen.fetch = spy
-    requests = [ask("a"), ask("b", first=60)]
-    replies = run_all(engine, requests)
-    assert all(replies.summary(r.request_id) == alone(r) for r in requests)
-    assert asides.count(True) == recorder.replays["_draft_followers"] > 3
-    engine, _ = recorded(slots=1, draft=False)
-    asides.clear()
-    engine._runner._rounds._chosen.fetch = spy
-    run_all(engine, [ask("a")])
-    assert asides and not any(asides)
+    noted("wait", rounds._drafted, "wait")
+    noted("write", rounds._inputs, "put_followers")
+    rounds._ahead = [0]
+    rounds.draft_ahead()
+    rounds.drop_ahead()
+    found = run_all(engine, []).last["a"].stats
+    assert order[:3] == ["wait", "write", "wait"]  # the one nobody wants, and the next for a round
+    assert len(order) > 8 and all(a != b for a, b in itertools.pairwise(order))
+    assert found.completion_tokens == 30
 
 
 def test_prices_are_measured_where_tokens_are_chosen():

@@ -16,7 +16,7 @@ SIZE = 8
 def new_rows():
     staging = Staging(64 * SIZE, torch.device("cpu"))
     fields = staging.cut()
-    return RuleRows(fields, SIZE), staging.part(fields.end)
+    return RuleRows(fields, SIZE), staging.part(0, fields.end)
 
 
 def made(rules):
@@ -41,7 +41,7 @@ def test_rows_hold_the_numbers_of_their_rules_and_the_rest_what_it_held():
         ([], [GREEDY] * 8),
     ):
         rows.write(ruled)
-        part.send()
+        part.bring()
         found = rows.rules(SIZE, torch.arange(SIZE, dtype=torch.int32))
         for ours, theirs in zip(found.tensors(), made(wanted).tensors(), strict=True):
             assert ours.dtype == theirs.dtype and torch.equal(ours, theirs)

@@ -1,0 +1,1 @@
+"""Pinned memory of the host that kernels read and write themselves. Read next: pinned.py."""
