@@ -14,11 +14,14 @@ from twinspark.kernels.index.cuda import (
     CHOOSE_THREADS,
     FEW_ROWS,
     FEW_SOURCE,
+    MANY_POSITIONS,
+    MANY_SOURCE,
     QUERIES_SOURCE,
     SCORES_SOURCE,
     SELECT_SHARED,
     SELECT_SOURCE,
     choose_positions,
+    chooses_many,
     few_defines,
     few_parts,
     row_pitch,
@@ -42,6 +45,7 @@ NAMES = {
     "select": b"index_select",
     "few": b"index_scores_few",
     "choose": b"index_choose_32768",
+    "many": b"index_choose_many",
 }
 
 
@@ -52,6 +56,7 @@ def test_kernels_compile(heads: int, packed: bool, arch: str) -> None:
         (QUERIES_SOURCE, {"HEADS": heads}),
         (SELECT_SOURCE, {"STAGED": int(SELECT_SHARED[1] <= SHARED[arch])}),
         (CHOOSE_SOURCE, {}),
+        (MANY_SOURCE, {}),
         *((FEW_SOURCE, few_defines(heads, gathered=gathered)) for gathered in (False, True)),
         *(
             (SCORES_SOURCE, scores_defines(heads, packed=packed, gathered=gathered))
@@ -97,6 +102,13 @@ def test_few_positions_are_chosen_in_registers() -> None:
     assert choose_positions(replace(wanted, max_entries=512), 512) is None  # all are taken
     assert choose_positions(replace(wanted, block_size=8, top_blocks=300), 3008) is None
     assert all(threads >= wanted.k for threads in CHOOSE_THREADS.values())
+
+
+def test_many_positions_are_chosen_by_tiles() -> None:
+    wanted = Wanted(k=512, max_entries=32768 + 1)
+    pitch = row_pitch(wanted)  # whole fours of tiles, which that kernel reads
+    assert pitch == 33024 and choose_positions(wanted, pitch) is None and chooses_many(pitch)
+    assert not chooses_many(5056) and not chooses_many(MANY_POSITIONS + 256)
 
 
 def test_few_rows_make_their_queries_with_their_scores() -> None:
@@ -268,6 +280,41 @@ def test_few_positions_of_few_rows(entries: int, kind: str) -> None:
         expected, found = data.select(wanted, "reference"), data.at("cuda").select(wanted, "cuda")
         assert torch.equal(found.entries_TK.cpu(), expected.entries_TK)
         assert torch.equal(found.physical_TK.cpu(), expected.physical_TK)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("visible", [40000, 33000, 20000, 300, 0])
+@pytest.mark.parametrize("kind", ["random", "ties", "spread", "some spread"])
+def test_many_positions(visible: int, kind: str) -> None:
+    # pages of 100 rows are read key by key
+    data = random_search(
+        rows=3, entries=40000, ties=kind == "ties", spread=6 if kind == "spread" else 0,
+        page_rows=128 if visible > 33000 else 100, seed=visible,
+    )  # fmt: skip
+    if kind == "some spread":  # of a row all heads do, of another one none
+        data.q[1] *= torch.tensor([1.0, 64, 1, 1 / 64]).repeat_interleave(32).bfloat16()
+        data.q[2, :5] *= torch.tensor([1.0, 64, 1, 1 / 64]).repeat_interleave(32).bfloat16()
+    data.table[0, 3] = -1
+    data.visible[1] = visible
+    for k, blocks in ((512, 0), (100, 0), (512, 2048)):
+        wanted = Wanted(k=k, max_entries=40000, block_size=8, top_blocks=blocks)
+        expected, found = data.select(wanted, "reference"), data.at("cuda").select(wanted, "cuda")
+        assert torch.equal(found.entries_TK.cpu(), expected.entries_TK)
+        assert torch.equal(found.physical_TK.cpu(), expected.physical_TK)
+        if expected.blocks_TB is not None and found.blocks_TB is not None:
+            assert torch.equal(found.blocks_TB.cpu(), expected.blocks_TB)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("most", [32768, 40000])
+def test_more_reach_the_bound_than_a_list_holds(most: int) -> None:
+    data = random_search(rows=2, entries=most, seed=most)
+    data.visible.fill_(most)
+    data.table[0, : 6000 // 128] = data.table[0, 0]  # 6,000 keys are 128, over and over
+    data.table[0, -9000 // 128 :] = data.table[0, 1]
+    wanted = Wanted(k=512, max_entries=most)
+    expected, found = data.select(wanted, "reference"), data.at("cuda").select(wanted, "cuda")
+    assert torch.equal(found.entries_TK.cpu(), expected.entries_TK)
 
 
 @pytest.mark.gpu

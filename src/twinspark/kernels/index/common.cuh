@@ -17,6 +17,8 @@ typedef unsigned short u16;
 #define MOST_SPAN 50       // groups this many octaves below their row's largest count as zero
 #define NO_KEY 0xffffffffu // scale bytes of a key that is not here
 #define MAGIC_BITS 0x4B400000  // 1.5 * 2^23 as a float; plus a whole number it is that float's bits
+#define TERM_BITS 22           // numbers are below 2^22
+#define UNSIGNED 128           // what is added to a key's number, so that it has no sign
 
 __device__ __forceinline__ void wait_for_producer() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -36,7 +38,13 @@ struct Fold {
 __device__ __forceinline__ Fold fold(u32 bytes) {
   int most = 0, least = 255;
 #pragma unroll
-  for (int j = 0; j < 4; j++) most = max(most, (int)(bytes >> (8 * j)) & 255);
+  for (int j = 0; j < 4; j++) {
+    const int b = (bytes >> (8 * j)) & 255;
+    most = max(most, b);
+    least = min(least, b);
+  }
+  if (least > 1 && most - least <= MOST_SHIFT) return {bytes - least * 0x01010101u, 0, least};  // most are so
+  least = 255;
   u32 dead = 0;
 #pragma unroll
   for (int j = 0; j < 4; j++) {

@@ -2,9 +2,10 @@
 
 A score's bits depend on its query and key only, a choice on its row's scores; nothing here waits
 for the device. Memory that grows with rows times entries stays within `Wanted.scratch_bytes`.
-Arithmetic is in queries.cu, scores.cu and select.cu, of few rows in few.cu, and the choice of few
-positions in choose.cu; which of them run changes no bit. Letters: T rows, N index heads, P rotated
-pairs, K chosen entries, B candidate blocks. Read next: `kernels/cuda/launch.py`.
+Arithmetic is in queries.cu and scores.cu, of few rows in few.cu; the choice of few positions is in
+choose.cu, of many and of candidate blocks in many.cu, of the rest in select.cu. Which of them run
+changes no bit. Letters: T rows, N index heads, P rotated pairs, K chosen entries, B candidate
+blocks. Read next: `kernels/cuda/launch.py`.
 """
 
 import struct
@@ -29,6 +30,7 @@ SCORES_SOURCE = Path(__file__).with_name("scores.cu")
 SELECT_SOURCE = Path(__file__).with_name("select.cu")
 FEW_SOURCE = Path(__file__).with_name("few.cu")
 CHOOSE_SOURCE = Path(__file__).with_name("choose.cu")
+MANY_SOURCE = Path(__file__).with_name("many.cu")
 WIDTH = 128
 _TILE = 64  # entries; as TILE in common.cuh
 _ROW_TILE = 8
@@ -40,6 +42,9 @@ SELECT_SHARED = (128 + 8 * 4096 + 4 * 2048, 128 + 8 * 4096 + 4 * 2048 + 4 * 1024
 CHOOSE_THREADS = {2048: 512, 4096: 1024, 8192: 1024, 16384: 1024, 32768: 1024}
 """Threads of a block of choose.cu, by the positions a row has at most."""
 
+MANY_POSITIONS = 1 << 20
+"""Most positions of a row of many.cu."""
+
 FEW_ROWS = 32
 """Most rows of a call whose queries few.cu makes."""
 
@@ -47,7 +52,8 @@ _FEW_KEYS = 32  # of a warp of few.cu
 _FEW_WARPS = 8
 _FEW_RESIDENT = 2  # blocks of few.cu on a multiprocessor
 _WARPS = 4
-_RESIDENT = 4  # blocks of scores.cu on a multiprocessor
+_RING = 2
+_RESIDENT = 3  # blocks of scores.cu on a multiprocessor
 
 
 @dataclass(frozen=True)
@@ -134,12 +140,13 @@ def takes_all(wanted: Wanted) -> bool:
 
 
 def row_pitch(wanted: Wanted) -> int:
-    """Positions a row has scores for, in whole tiles."""
+    """Positions a row has scores for: whole tiles, in fours of them where many.cu reads those."""
     positions = wanted.max_entries
     if wanted.candidates_TB is not None:
         blocks = -(-wanted.max_entries // wanted.block_size)
         positions = min(blocks, wanted.candidates_TB.shape[1]) * wanted.block_size
-    return max(1, -(-positions // _TILE)) * _TILE
+    step = _TILE if positions <= _HELD_VALUES else 4 * _TILE
+    return max(1, -(-positions // step)) * step
 
 
 def rows_at_once(wanted: Wanted, pitch: int) -> int:
@@ -162,14 +169,19 @@ def few_defines(heads: int, *, gathered: bool) -> dict[str, int]:
 def scores_shared(heads: int, *, packed: bool, gathered: bool) -> int:
     """Bytes of shared memory of a block of scores.cu: its queries, then what its warps read."""
     stage = _TILE * ((64 if packed else 0) + 12)
-    return (1 if gathered else _ROW_TILE) * _query_bytes(heads) + _WARPS * stage
+    return (1 if gathered else _ROW_TILE) * _query_bytes(heads) + _WARPS * _RING * stage
 
 
 def choose_positions(wanted: Wanted, pitch: int) -> int | None:
-    """Positions of the kernel of choose.cu that takes such rows; None where select.cu must."""
+    """Positions of the kernel of choose.cu that takes such rows; None where others must."""
     if takes_all(wanted) or wanted.num_blocks:
         return None
     return next((most for most in CHOOSE_THREADS if pitch <= most), None)
+
+
+def chooses_many(pitch: int) -> bool:
+    """Whether many.cu chooses from what choose.cu does not; select.cu must where it cannot."""
+    return pitch <= MANY_POSITIONS and pitch % (4 * _TILE) == 0
 
 
 def scores_few(rows: int, keys: KeyPages, wanted: Wanted) -> bool:
@@ -186,7 +198,7 @@ def few_parts(rows: int, pitch: int, processors: int) -> int:
 
 
 def _query_bytes(heads: int) -> int:
-    return -(-heads // 8) * (1024 + 4 * 16 + 4 * 8)
+    return -(-heads // 8) * (1024 + 4 * 32)
 
 
 @cache
@@ -216,7 +228,6 @@ def _search(
         scores, tile_max = floats(pitch), floats(pitch // _TILE)
         block_max = floats(pitch // wanted.block_size) if wanted.num_blocks else None
         _score(rows, page_table, keys, wanted, pitch, (scores, tile_max, block_max))
-    candidates = _num_candidates(rows)
     if chooses is not None:
         _module(CHOOSE_SOURCE, device.index, ()).launch(
             f"index_choose_{chooses}",
@@ -225,23 +236,25 @@ def _search(
             (
                 scores, rows.visible_T, rows.slots_T, page_table, rows.candidates_TB,
                 into.entries_TK, into.physical_TK, wanted.k, wanted.block_size.bit_length() - 1,
-                pitch, wanted.max_entries, candidates, page_table.shape[1], keys.page_rows,
+                pitch, wanted.max_entries, _num_candidates(rows), page_table.shape[1],
+                keys.page_rows,
             ),
         )  # fmt: skip
         return
-    staged = SELECT_SHARED[1] <= shared_bytes(device.index)
-    module = _module(SELECT_SOURCE, device.index, (("STAGED", int(staged)),))
-    module.launch(
-        "index_select",
+    many = scores is not None and chooses_many(pitch)
+    staged = not many and SELECT_SHARED[1] <= shared_bytes(device.index)
+    source, defines = (MANY_SOURCE, ()) if many else (SELECT_SOURCE, (("STAGED", int(staged)),))
+    _module(source, device.index, defines).launch(
+        "index_choose_many" if many else "index_select",
         (num, 1 if block_max is None else 2, 1),
         1024,
         (
             scores, tile_max, block_max, rows.visible_T, rows.slots_T, page_table,
             rows.candidates_TB, into.entries_TK, into.physical_TK, into.blocks_TB, wanted.k,
             wanted.num_blocks, wanted.block_size.bit_length() - 1, pitch, wanted.max_entries,
-            candidates, page_table.shape[1], keys.page_rows,
+            _num_candidates(rows), page_table.shape[1], keys.page_rows,
         ),
-        shared=SELECT_SHARED[staged],
+        shared=0 if many else SELECT_SHARED[staged],
     )  # fmt: skip
 
 
@@ -256,8 +269,7 @@ def _score(
     num, heads, _ = rows.q_TNH.shape
     device, index = rows.q_TNH.device, rows.q_TNH.device.index
     numbers = torch.empty(num, heads * WIDTH, dtype=torch.int8, device=device)
-    weights = torch.empty(num, heads, 2, dtype=torch.float32, device=device)
-    below = torch.empty(num, heads, dtype=torch.int32, device=device)
+    facts = torch.empty(num, heads, 4, dtype=torch.int32, device=device)
     tiles = torch.empty(num + 1, 2, dtype=torch.int32, device=device)  # their number comes last
     module = _module(QUERIES_SOURCE, index, (("HEADS", heads),))
     module.launch(
@@ -265,8 +277,8 @@ def _score(
         (-(-heads // 8), num, 1),
         256,
         (
-            rows.q_TNH, rows.w_TN, rows.cos_TP, rows.sin_TP, rows.slots_T, numbers, weights, below,
-            tiles, tiles[num:], num, rows.cos_TP.shape[1], _float_bits(rows.scale),
+            rows.q_TNH, rows.w_TN, rows.cos_TP, rows.sin_TP, rows.slots_T, numbers, facts, tiles,
+            tiles[num:], num, rows.cos_TP.shape[1], _float_bits(rows.scale),
         ),
     )  # fmt: skip
     gathered = rows.candidates_TB is not None
@@ -278,7 +290,7 @@ def _score(
         (min(most_blocks, _RESIDENT * num_processors(index)), 1, 1),
         32 * _WARPS,
         (
-            numbers, weights, below, tiles, tiles[num:], rows.visible_T, rows.slots_T, keys.data,
+            numbers, facts, tiles, tiles[num:], rows.visible_T, rows.slots_T, keys.data,
             page_table, rows.candidates_TB, *out, num, page_table.shape[1], keys.page_rows,
             keys.data.shape[1], pitch, wanted.max_entries,
             _num_candidates(rows),

@@ -31,8 +31,7 @@ __device__ void build_tiles(const int* slots, int rows, int2* tiles, int* num_ti
 extern "C" __global__ void __launch_bounds__(256) index_queries(
     const u16* q, const u16* w, const float* cosines,
     const float* sines, const int* slots, signed char* numbers,
-    float2* weights, u32* below, int2* tiles,
-    int* num_tiles, int rows, int pairs, int scale_bits) {
+    uint4* facts, int2* tiles, int* num_tiles, int rows, int pairs, int scale_bits) {
   let_consumer_start();
   wait_for_producer();
   const int head = blockIdx.x * 8 + (threadIdx.x >> 5), lane = threadIdx.x & 31, row = blockIdx.y;
@@ -40,9 +39,9 @@ extern "C" __global__ void __launch_bounds__(256) index_queries(
   if (head >= HEADS) return;
   const u64 here = (u64)row * HEADS + head, at = here * WIDTH;
   const Head h = turn_head(*(const uint2*)(q + at + 4 * lane), angles_of(cosines, sines, row, pairs));
-  *(u32*)(numbers + at + place_of_pair() * 64 + place_of_numbers()) = h.numbers;
-  if (lane == 0) {
-    weights[here] = weight_of(w[here], __int_as_float(scale_bits), h.fold);
-    below[here] = h.fold.below;
+  *(u32*)(numbers + at + 4 * lane) = h.numbers;
+  if (lane == 0) {  // as Facts in keys.cuh, of one head
+    const float weight = weight_of(w[here], __int_as_float(scale_bits), h.fold);
+    facts[here] = make_uint4(__float_as_uint(weight), h.start, h.fold.below, 0);
   }
 }

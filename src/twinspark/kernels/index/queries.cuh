@@ -32,13 +32,8 @@ __device__ __forceinline__ Angles angles_of(const float* cosines, const float* s
     }
   return a;
 }
-// A head's numbers lie as the matrix instruction takes them: [2 pairs of groups][4 lanes][2 groups][8].
-struct Head { u32 numbers; Fold fold; };
-__device__ __forceinline__ int place_of_pair() { return (threadIdx.x & 31) >> 4; }
-__device__ __forceinline__ int place_of_numbers() {  // a lane's four, within their pair of groups
-  const int lane = threadIdx.x & 31;
-  return ((lane & 7) >> 1) * 16 + (lane >> 3 & 1) * 8 + (lane & 1) * 4;
-}
+// A lane's four numbers, their head's fold, and MAGIC less what keys without a sign add to a product.
+struct Head { u32 numbers; Fold fold; int start; };
 __device__ __forceinline__ Head turn_head(uint2 raw, const Angles& a) {
   const int lane = threadIdx.x & 31;
   float v[4] = {bf16_of(raw.x & 0xffff), bf16_of(raw.x >> 16), bf16_of(raw.y & 0xffff), bf16_of(raw.y >> 16)};
@@ -58,7 +53,7 @@ __device__ __forceinline__ Head turn_head(uint2 raw, const Angles& a) {
   u32 bytes = 0;
 #pragma unroll
   for (int j = 0; j < 4; j++) bytes |= __shfl_sync(0xffffffffu, scale, 8 * j) << (8 * j);
-  Head h = {0, fold(bytes)};
+  Head h = {0, fold(bytes), 0};
   const int shift = (h.fold.shifts >> (8 * (lane >> 3))) & 255;
   const float inverse = one_over(scale);
 #pragma unroll
@@ -66,10 +61,11 @@ __device__ __forceinline__ Head turn_head(uint2 raw, const Angles& a) {
     const int n = shift == DEAD ? 0 : doubled(v[i], inverse) * (1 << shift);
     h.numbers |= (u32)(n & 255) << (8 * i);
   }
+  const int sum = __dp4a((int)h.numbers, 0x01010101, 0);
+  h.start = MAGIC_BITS - UNSIGNED * __reduce_add_sync(0xffffffffu, sum);
   return h;
 }
-// A head's weight, and the same times -MAGIC.
-__device__ __forceinline__ float2 weight_of(u32 bf16, float scale, const Fold& f) {
-  const float scaled = round_bf16(__fmul_rn(bf16_of(bf16), scale)) * unit_of(f.base);
-  return make_float2(scaled, -(__int_as_float(MAGIC_BITS) * scaled));
+// A head's weight, for numbers over 2^TERM_BITS.
+__device__ __forceinline__ float weight_of(u32 bf16, float scale, const Fold& f) {
+  return round_bf16(__fmul_rn(bf16_of(bf16), scale)) * unit_of(f.base) * (float)(1 << TERM_BITS);
 }

@@ -8,13 +8,13 @@
 //
 // Macros: STAGED 1 where values fit into shared memory (180 KB), 0 where they are read anew each time.
 #include "common.cuh"
+#include "order.cuh"
 
 #define THREADS 1024
 #define HOLD 32           // most values of a thread, which follow each other
 #define MOST (THREADS * HOLD)
 #define LIST 4096         // of those, what is kept to choose from exactly
 #define MOST_CHOSEN 2048  // tiles that the first level chooses
-#define ALL 0xffffffffu
 
 struct Shared {
   u32 warps[32];
@@ -26,34 +26,6 @@ struct Shared {
 #endif
 };
 
-// A whole number that orders as the value does; 0 is never chosen.
-__device__ __forceinline__ u32 ordered(float v) {
-  const u32 bits = __float_as_uint(v + 0.f);  // -0 becomes 0
-  if (bits == 0xff800000u) return 0;
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-// Sum of the threads before this one; all threads take part. `all` gets the sum of all.
-__device__ __noinline__ u32 sum_before(Shared& s, u32 value, u32* all) {
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  u32 sum = value;
-#pragma unroll
-  for (int by = 1; by < 32; by <<= 1) {
-    const u32 other = __shfl_up_sync(ALL, sum, by);
-    if (lane >= by) sum += other;
-  }
-  __syncthreads();
-  if (lane == 31) s.warps[warp] = sum;
-  __syncthreads();
-  u32 upto = s.warps[lane];
-#pragma unroll
-  for (int by = 1; by < 32; by <<= 1) {
-    const u32 other = __shfl_up_sync(ALL, upto, by);
-    if (lane >= by) upto += other;
-  }
-  *all = __shfl_sync(ALL, upto, 31);
-  const u32 ahead = __shfl_sync(ALL, upto, max(warp - 1, 0));
-  return (warp ? ahead : 0) + sum - value;
-}
 __device__ __forceinline__ u32 largest(Shared& s, u32 value) {
   value = __reduce_max_sync(ALL, value);
   __syncthreads();
@@ -129,7 +101,7 @@ __device__ __noinline__ u32 count_best(Shared& s, const Held& held, u32 least, u
     mine += (v > least ? 1u : 0u) + (v == least ? 0x10000u : 0u);
   }
   if (least == 0) mine &= 0xffff;
-  *before = sum_before(s, mine, &all);
+  *before = sum_before(s.warps, mine, &all);
   return all;
 }
 // The want-th largest value, found bit by bit; slow, for where very many are equal.
@@ -153,7 +125,7 @@ __device__ __forceinline__ u32 lower_bound(Shared& s, const Held& held, int want
     most[1] = most[2] = most[3] = 0;
   }
   u32 num;
-  sum_before(s, (most[0] != 0) + (most[1] != 0) + (most[2] != 0) + (most[3] != 0), &num);
+  sum_before(s.warps, (most[0] != 0) + (most[1] != 0) + (most[2] != 0) + (most[3] != 0), &num);
   return (int)num < want ? 0 : kth_largest(s, most, quarters ? 4 : 1, want, 1);
 }
 // Takes the `want` largest of what is on the list, `num` items in order. Returns the last one's value, or 0.
@@ -166,7 +138,7 @@ __device__ __forceinline__ u32 take_from_list(Shared& s, int num, int want, u32 
   if (num > want) least = kth_largest(s, v, each, want, floor);
 #pragma unroll
   for (int i = 0; i < 4; i++) mine += (v[i] > least ? 1u : 0u) + (v[i] == least && least != 0 ? 0x10000u : 0u);
-  const u32 before = sum_before(s, mine, &all);
+  const u32 before = sum_before(s.warps, mine, &all);
   const int ties = want - (int)(all & 0xffff);
   int above = before & 0xffff, same = before >> 16;
   if (mine)
