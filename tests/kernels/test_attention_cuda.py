@@ -77,9 +77,10 @@ def test_plans_fit_the_device(shape: tuple[int, int, int, int, int], device: Dev
         spread = plan(work, device)
         assert why_not(spread, work, device) is None
         assert shared_of(spread, size) <= shared_asked(spread, work, device) < device.shared
-        assert (spread.kind == "split") == (queries <= 64)
-        many = queries > 64 and queries * -(-heads // 32) >= 128
-        assert (spread.kind == "prompt") == (device.wgmma and size == 512 and many)
+        many = queries * -(-heads // 32) >= (64 if pool else 128)
+        is_prompt = device.wgmma and size == 512 and many
+        few = "split" if queries <= 64 else "whole"
+        assert spread.kind == ("prompt" if is_prompt else few)
 
 
 def test_long_lists_have_a_kernel() -> None:
@@ -87,6 +88,9 @@ def test_long_lists_have_a_kernel() -> None:
     assert plan(Work(100, 32, 512, 128, 40), H200).kind == "whole"
     assert plan(Work(24, 64, 512, 128, 512), H200).kind == "split"
     assert plan(Work(320, 64, 512, 128, 512), H200).kind == "prompt"
+    for heads, queries in ((32, 64), (64, 32)):  # 64 times 32 heads
+        assert plan(Work(queries, heads, 512, 128, 512), H200).kind == "prompt"
+        assert plan(Work(queries - 1, heads, 512, 128, 512), H200).kind == "split"
     assert plan(Work(320, 64, 512, 128, 512), GB10).kind == "whole"
     assert plan(Work(320, 64, 512, 0, 512), H200).kind == "whole"  # prompt.cu reads a window ahead
 

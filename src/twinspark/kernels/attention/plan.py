@@ -23,9 +23,9 @@ PROMPT_SIZE, PROMPT_HEADS, PROMPT_THREADS = 512, 32, 640
 _PROMPT_SHARED = 2 * (BLOCK * 1024 + PROMPT_HEADS * (1024 + 128)) + 4 * 640 + 4 * 512 + 128
 _PART_PITCH = 68  # of rows.cuh
 _STATIC_BYTES = 1024
-_FEWEST_ITEMS = 128
-"""Queries of 32 heads that prompt.cu is for. On an H200 128 of them take 45 us against 66 of the
-others, 256 with cold lists 74 against 133; fewer were not compared."""
+_FEWEST_ITEMS, _FEWEST_SHORT_ITEMS = 64, 128
+"""Queries of 32 heads that prompt.cu is for, with a pool list and without (not compared below). On
+an H200 64 with 640 entries take it 36 us and the others 47, 128 take 39 and 92."""
 _MOST_SPLIT_QUERIES = 64
 
 
@@ -99,10 +99,11 @@ def why_not(spread: Spread, work: Work, device: Device) -> str | None:
 def plan(work: Work, device: Device) -> Spread:
     """The fastest spread that fits."""
     tiles = [tile for tile in reversed(TILES) if tile < work.heads + 8]
+    prompt = Spread("prompt", PROMPT_HEADS)
+    fewest = _FEWEST_ITEMS if work.pool else _FEWEST_SHORT_ITEMS
+    if _thread_blocks(prompt, work) >= fewest and why_not(prompt, work, device) is None:
+        return prompt
     if work.queries > _MOST_SPLIT_QUERIES:
-        prompt = Spread("prompt", PROMPT_HEADS)
-        if _thread_blocks(prompt, work) >= _FEWEST_ITEMS and why_not(prompt, work, device) is None:
-            return prompt
         whole = [Spread("whole", tile) for tile in tiles]
         return next(s for s in whole if why_not(s, work, device) is None)
     split = [Spread("split", tile) for tile in tiles]

@@ -4,6 +4,7 @@ Plain numbers; no choice here changes a bit. Constants were measured on an H200 
 of slabs on 2026-11-30. Read next: cuda.py, rows.cu, tiles.cu, slab.cu.
 """
 
+import math
 from dataclasses import dataclass
 
 from twinspark.kernels.exl3.codebook import Codebook
@@ -20,7 +21,10 @@ _FUSED_WORK = 24
 _SUM_PITCH_BYTES = 4 * 132  # of a row of sums in tiles.cu
 _PART_INPUTS = 128  # of a stage of the ring in tiles.cu
 _MOST_STAGES = 4
-_SLAB_ROWS = 1024  # from so many on, decoding apart is worth its launch
+_SLAB_ROWS = ((0.2, 256), (1.0, 512), (math.inf, 768))
+"""Column blocks for a multiprocessor, at most, and the rows from which decoding apart is worth its
+launch: the fewer blocks there are, the longer each has decoded alone. Compared from 256 rows on."""
+_SMALL_WEIGHTS, _SMALL_SLAB_ROWS = 1 << 22, 1024  # smaller matrices were not compared
 _SLAB_BYTES = 64 << 20
 _SLAB_BLOCK_ROWS = (192, 160, 128)
 _SLAB_PART_INPUTS = 64
@@ -162,7 +166,7 @@ def plan_slab(
     The slab holds `most_bytes` at most (a block of columns at least). Rows of a block are those
     whose last wave of blocks wastes least.
     """
-    if not device.wgmma or rows < _SLAB_ROWS:
+    if not device.wgmma or rows < _fewest_slab_rows(inputs, outputs, device):
         return None
     columns = min(outputs, max(most_bytes // (2 * inputs) // 128, 1) * 128)
 
@@ -174,6 +178,13 @@ def plan_slab(
     best = min(_SLAB_BLOCK_ROWS, key=busy)
     stages, stage = _slab_ring(best, device)
     return SlabPlan(best, columns, max(stages * stage, best * _SUM_PITCH_BYTES))
+
+
+def _fewest_slab_rows(inputs: int, outputs: int, device: Device) -> int:
+    if inputs * outputs < _SMALL_WEIGHTS:
+        return _SMALL_SLAB_ROWS
+    blocks = outputs / 128 / device.processors
+    return next(rows for most, rows in _SLAB_ROWS if blocks <= most)
 
 
 def _slab_ring(block_rows: int, device: Device) -> tuple[int, int]:
