@@ -1,7 +1,8 @@
 """Keeps measured costs from one start of the engine to the next, in the user's cache folder.
 
 Owns the file and what it is valid for. A file that cannot be read or written only costs the
-measuring. Read next: `cost_probe.py` (what is measured), `costs.py`.
+measuring. Prices that a busy host may have spoiled are measured again at the next starts, and the
+lower ones kept. Read next: `cost_probe.py` (what is measured), `costs.py`.
 """
 
 import json
@@ -12,13 +13,13 @@ import tempfile
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from twinspark.config.engine import EngineConfig
 from twinspark.config.model import ModelConfig
-from twinspark.engine.cost_probe import TEXT, CostProbe
+from twinspark.engine.cost_probe import TEXT, CostProbe, Measured
 from twinspark.engine.costs import CostTable
 from twinspark.engine.pool import PagePool
 from twinspark.engine.runner import Runner
@@ -29,7 +30,10 @@ from twinspark.pack.format import MANIFEST_NAME
 from twinspark.text.tokenizer import Tokenizer
 from twinspark.version import VERSION
 
-FILE_FORMAT = 1
+FILE_FORMAT = 2
+
+_MOST_STARTS = 3
+"""Starts that measure; what none of them finds quiet is as usual."""
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +74,7 @@ def settle_costs(
         max_rows=config.max_window_rows,
         block=speculation.block,
         history_tokens=model.engram_max_ngram_size - 1,
+        stopwatch=runner.stopwatch(),
     )
     key = cost_key(config, pack, context_tokens=context_tokens)
     speculation.costs = load_or_measure(
@@ -125,12 +130,21 @@ def _pack_digest(pack: Path) -> str:
     return digest.hexdigest()
 
 
+class _Kept(NamedTuple):
+    """What a file says: prices, whether they were measured well, and how many starts have."""
+
+    table: CostTable
+    is_steady: bool
+    starts: int
+
+
 def load_or_measure(
-    measure: Callable[[], CostTable], *, key: Mapping[str, Any], folder: Path
+    measure: Callable[[], Measured], *, key: Mapping[str, Any], folder: Path
 ) -> CostTable:
     """The table of an earlier start with the same key, else a new one that is then kept.
 
-    A file that cannot be read or written only costs the measuring.
+    One that was not steady is measured again, three times in all, and the lower prices kept. A file
+    that cannot be read or written only costs the measuring.
 
     Args:
         measure: makes a table.
@@ -140,27 +154,37 @@ def load_or_measure(
     key = json.loads(json.dumps(key))
     digest = blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=12).hexdigest()
     path = folder / f"{digest}.json"
+    kept = None
     try:
-        return _read(path, key)
+        kept = _read(path, key)
+        if kept.is_steady or kept.starts >= _MOST_STARTS:
+            return kept.table
+        logger.info("the host was busy when rounds were timed; measuring again")
     except FileNotFoundError:
         logger.info("measuring what rounds cost; kept in %s", path)
     except (OSError, ValueError, FormatError) as error:
         logger.warning("cannot use %s (%s); measuring again", path, error)
-    table = measure()
+    found = measure()
+    table = found.table if kept is None else found.table.lower(kept.table)
+    starts = 1 if kept is None else kept.starts + 1
+    fields = {"is_steady": found.is_steady, "starts": starts, "table": table.to_json()}
     try:
-        _write(path, {"format": FILE_FORMAT, "key": key, "table": table.to_json()})
+        _write(path, {"format": FILE_FORMAT, "key": key, **fields})
     except OSError as error:
         logger.warning("cannot keep the measured costs in %s: %s", path, error)
     return table
 
 
-def _read(path: Path, key: Mapping[str, Any]) -> CostTable:
+def _read(path: Path, key: Mapping[str, Any]) -> _Kept:
     document = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(document, dict) or document.get("format") != FILE_FORMAT:
         raise FormatError("not a file of measured costs, or of another version")
     if document.get("key") != key:
         raise FormatError("it was measured under other settings")
-    return CostTable.from_json(document.get("table"))
+    is_steady, starts = document.get("is_steady"), document.get("starts")
+    if type(is_steady) is not bool or type(starts) is not int:
+        raise FormatError("it does not say how well it was measured")
+    return _Kept(CostTable.from_json(document.get("table")), is_steady, starts)
 
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:

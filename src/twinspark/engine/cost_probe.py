@@ -1,12 +1,13 @@
 """Measures the cost table on the real runner, so followers take part.
 
 The only part of drafting that looks at a clock; what it finds are fixed numbers afterwards. Read
-next: `costs.py`, `cost_file.py` (which keeps them for the next start).
+next: `costs.py`, `stopwatch.py`, `cost_file.py` (which keeps them for the next start).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from statistics import median_low
+from math import ceil, log
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from twinspark.engine.plan import BindPages, PlannedRows, StepPlan
 from twinspark.engine.pool import PagePool
 from twinspark.engine.runner import Logits, Runner
 from twinspark.engine.sampler import ChoiceRule
+from twinspark.engine.stopwatch import HostStopwatch, Stopwatch
 from twinspark.model.step import DraftRequest
 
 TEXT = """
@@ -38,8 +40,11 @@ class Stack:
 TEXT_TOKENS = 256
 MOST_SLOTS = 8
 
-_LEAST_CYCLES, _MOST_CYCLES = 2, 5
-_BUDGET_S = 1.0
+_LEAST_CYCLES, _MOST_CYCLES, _MOST_NOISY_CYCLES = 2, 9, 18
+_QUIET_S = 1.0  # what all cycles take where nothing else runs; few are made of slow rounds
+_NOISY_S = 4.0  # what they may take after the first, which also records and loads
+_SPOILED = 1.5  # a sample of more times the least of its shape
+_RISK = 1e-3  # that a shape has spoiled samples only
 
 # as most requests are: nothing but the rows decides, so that a device chooses where one can
 _RULE = ChoiceRule(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
@@ -47,6 +52,19 @@ _RULE = ChoiceRule(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 Agree = Callable[[Sequence[int]], Sequence[int]]
 Shape = tuple[int, int]
 """Windows, and rows of each; 0 rows is a draft pass."""
+
+
+class Measured(NamedTuple):
+    """What the probe found.
+
+    Attributes:
+        table: the prices.
+        is_steady: enough of the cycles were quiet; else the host had so much else to do that
+            prices may still be too high.
+    """
+
+    table: CostTable
+    is_steady: bool
 
 
 class CostProbe:
@@ -63,6 +81,7 @@ class CostProbe:
         max_rows: int,
         block: int,
         history_tokens: int,
+        stopwatch: Stopwatch | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         """Choose what will be measured; nothing runs yet.
@@ -77,9 +96,11 @@ class CostProbe:
             max_rows: most rows of a window.
             block: drafts of a draft pass, 0 if the model makes none.
             history_tokens: tokens before a row that a plan carries.
-            clock: seconds.
+            stopwatch: times the samples; None does so by the clock.
+            clock: seconds; limits how long measuring takes.
         """
         self._runner, self._pool, self._clock = runner, pool, clock
+        self._watch = stopwatch or HostStopwatch(clock)
         self._num_slots = min(slots, MOST_SLOTS, pool.num_free)
         self._pages_each = pool.num_free // self._num_slots
         context_tokens = min(context_tokens, self._pages_each * pool.page_tokens)
@@ -91,8 +112,11 @@ class CostProbe:
         self._pages_each = pool.pages_for(wanted)
         self._ids = tuple(text_ids[n % len(text_ids)] for n in range(wanted))
 
-    def run(self, *, agree: Agree | None = None) -> CostTable:
-        """Measure: every shape once a cycle, two to five cycles, the lower median of each.
+    def run(self, *, agree: Agree | None = None) -> Measured:
+        """Measure: every shape once a cycle, the least of each, as what else runs only adds.
+
+        As many cycles as a second has room for, 2 to 9; up to 18 where samples are spoiled, so that
+        hardly any shape has none that is not, but then they end after four seconds.
 
         Args:
             agree: makes one list of all ranks' lists of microseconds (their maxima).
@@ -101,25 +125,23 @@ class CostProbe:
         assert pages is not None, "counted above"
         try:
             self._prefill(pages)
-            measured = self._cycles()
+            measured, is_steady = self._cycles()
         finally:
             self._pool.release(pages)
         if agree is not None:
             measured = dict(zip(measured, agree(list(measured.values())), strict=True))
-        return _table(measured)
+        return Measured(_table(measured), is_steady)
 
-    def _cycles(self) -> dict[Shape, int]:
-        shapes = self._shapes()
-        times: list[list[int]] = [[] for _ in shapes]
-        began = cycle_began = self._clock()
-        for cycle in range(_MOST_CYCLES):
-            for (windows, rows), found in zip(shapes, times, strict=True):
-                found.append(self._time(windows, rows))
-            now = self._clock()
-            if cycle + 1 >= _LEAST_CYCLES and now - began + (now - cycle_began) > _BUDGET_S:
-                break
-            cycle_began = now
-        return dict(zip(shapes, map(median_low, times), strict=True))
+    def _cycles(self) -> tuple[dict[Shape, int], bool]:
+        cycles: list[dict[Shape, int]] = []
+        while True:
+            cycles.append({shape: self._time(*shape) for shape in self._shapes()})
+            if len(cycles) == 1:
+                first_end_s = self._clock()
+            missing = cycles_missing(cycles)
+            is_late = self._clock() - first_end_s > _NOISY_S and len(cycles) >= _LEAST_CYCLES
+            if missing == 0 or is_late or len(cycles) >= _MOST_NOISY_CYCLES:
+                return _least(cycles), missing == 0
 
     def _shapes(self) -> list[Shape]:
         most, all_slots = self._rows, self._num_slots
@@ -136,20 +158,18 @@ class CostProbe:
         return shapes
 
     def _time(self, windows: int, rows: int) -> int:
-        began = self._clock()
+        """Microseconds of a shape, once."""
+        slots, watch = range(windows), self._watch
         if rows == 0:
-            self._runner.draft(
-                [
-                    DraftRequest(slot=slot, position=self._first, token=self._ids[self._first])
-                    for slot in range(windows)
-                ],
-                _likeliest,
-                [_RULE] * windows,
-            )
+            place, token = self._first, self._ids[self._first]
+            requests = [DraftRequest(slot=slot, position=place, token=token) for slot in slots]
+            watch.start()
+            self._runner.draft(requests, _likeliest, [_RULE] * windows)
         else:
-            plan = self._plan([(slot, self._first, rows) for slot in range(windows)])
-            self._runner.run(plan, dict.fromkeys(range(windows), _RULE))
-        return max(1, round(1e6 * (self._clock() - began)))
+            plan = self._plan([(slot, self._first, rows) for slot in slots])
+            watch.start()
+            self._runner.run(plan, dict.fromkeys(slots, _RULE), meanwhile=watch.launched)
+        return max(1, round(1e6 * watch.stop()))
 
     def _prefill(self, pages: Sequence[int]) -> None:
         for slot in range(self._num_slots):
@@ -182,6 +202,31 @@ class CostProbe:
             pieces=planned if is_prompt else (),
             ops=ops,
         )
+
+
+def cycles_missing(cycles: Sequence[Mapping[Shape, int]]) -> int:
+    """How many more cycles it takes for the least sample of every shape to be a good one.
+
+    Args:
+        cycles: microseconds by shape, of one window if of several; in the first one work may be
+            contained that is done once.
+    """
+    least = _least(cycles)
+    # windows together take no longer than one after another
+    quiet = {(n, rows): min(us, n * least[1, rows]) for (n, rows), us in least.items()}
+    quiet_us = sum(quiet.values())
+    good = len(cycles) - (sum(cycles[0].values()) > _SPOILED * quiet_us)
+    later = cycles[1:]
+    spoiled = sum(us > _SPOILED * quiet[shape] for cycle in later for shape, us in cycle.items())
+    wanted = min(max(int(1e6 * _QUIET_S / quiet_us), _LEAST_CYCLES), _MOST_CYCLES)
+    if spoiled:
+        share = spoiled / (len(later) * len(least) + 1)  # below 1 whatever happens
+        wanted = max(wanted, ceil(log(_RISK) / log(share)))
+    return max(0, wanted - good)
+
+
+def _least(cycles: Sequence[Mapping[Shape, int]]) -> dict[Shape, int]:
+    return {shape: min(cycle[shape] for cycle in cycles) for shape in cycles[0]}
 
 
 def _likeliest(_request: int, _place: int, logits_V: Logits) -> int:

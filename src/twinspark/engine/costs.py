@@ -67,6 +67,15 @@ class CostTable:
         costs = [0, *(_at(self.draft_us, count) for count in range(1, slots + 1))]
         return np.array(costs, dtype=np.float64)
 
+    def lower(self, other: "CostTable") -> "CostTable":
+        """With the lower of each price that both know; measured alike, as noise only adds."""
+        return CostTable(
+            single_us=_lower(self.single_us, other.single_us),
+            rows_us=_lower(self.rows_us, other.rows_us),
+            slot_us=min(self.slot_us, other.slot_us),
+            draft_us=_lower(self.draft_us, other.draft_us),
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Fields for the file."""
         return asdict(self)
@@ -97,13 +106,22 @@ DEFAULT_COSTS = CostTable(
 def filled(points: Points) -> tuple[int, ...]:
     """A list from measured points: lines between them, non-decreasing, from 1 to the last.
 
+    A point above a later one was measured while something else ran, as more work takes no less
+    time: it comes down to that one.
+
     Args:
         points: number (from 1) -> microseconds; what lies before the first point equals it.
     """
     numbers = sorted(points)
-    values = list(accumulate((max(1, points[number]) for number in numbers), max))
+    falling = accumulate((max(1, points[number]) for number in reversed(numbers)), min)
+    values = list(falling)[::-1]
     wanted = np.arange(1, numbers[-1] + 1)
     return tuple(int(us) for us in np.rint(np.interp(wanted, numbers, values)))
+
+
+def _lower(values: Sequence[int], others: Sequence[int]) -> tuple[int, ...]:
+    common = tuple(map(min, values, others))
+    return common + tuple(values[len(common) :])
 
 
 def _at(values: Sequence[int], number: int) -> int:

@@ -31,6 +31,7 @@ from twinspark.engine.plan import (
 )
 from twinspark.engine.rounds import Rounds
 from twinspark.engine.sampler import ChoiceRule
+from twinspark.engine.stopwatch import Stopwatch, stopwatch_for
 from twinspark.kernels.cuda.launch import on_device
 from twinspark.model.step import DraftRequest, DraftResult, Span, StepInput, StepOutput
 
@@ -178,6 +179,10 @@ class Runner:
         if isinstance(device, torch.device) and device.type == "cuda":
             self._cuda = device
         self._thread = local()
+
+    def stopwatch(self) -> Stopwatch:
+        """What times its work best; used by the thread that runs it."""
+        return stopwatch_for(self._cuda, is_alone=self._is_alone)
 
     @property
     def follows_rules(self) -> bool:
