@@ -74,7 +74,6 @@ def settle_costs(
         max_rows=config.max_window_rows,
         block=speculation.block,
         history_tokens=model.engram_max_ngram_size - 1,
-        stopwatch=runner.stopwatch(),
     )
     key = cost_key(config, pack, context_tokens=context_tokens)
     speculation.costs = load_or_measure(

@@ -1,12 +1,12 @@
 """Measures the cost table on the real runner, so followers take part.
 
 The only part of drafting that looks at a clock; what it finds are fixed numbers afterwards. Read
-next: `costs.py`, `stopwatch.py`, `cost_file.py` (which keeps them for the next start).
+next: `costs.py`, `cost_file.py` (which keeps them for the next start).
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil, log
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +16,6 @@ from twinspark.engine.plan import BindPages, PlannedRows, StepPlan
 from twinspark.engine.pool import PagePool
 from twinspark.engine.runner import Logits, Runner
 from twinspark.engine.sampler import ChoiceRule
-from twinspark.engine.stopwatch import HostStopwatch, Stopwatch
 from twinspark.model.step import DraftRequest
 
 TEXT = """
@@ -50,6 +49,7 @@ _RISK = 1e-3  # that a shape has spoiled samples only
 _RULE = ChoiceRule(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 
 Agree = Callable[[Sequence[int]], Sequence[int]]
+Clock = Callable[[], float]
 Shape = tuple[int, int]
 """Windows, and rows of each; 0 rows is a draft pass."""
 
@@ -81,8 +81,8 @@ class CostProbe:
         max_rows: int,
         block: int,
         history_tokens: int,
-        stopwatch: Stopwatch | None = None,
-        clock: Callable[[], float] = perf_counter,
+        timer: Clock | None = None,
+        clock: Clock = perf_counter,
     ) -> None:
         """Choose what will be measured; nothing runs yet.
 
@@ -96,11 +96,12 @@ class CostProbe:
             max_rows: most rows of a window.
             block: drafts of a draft pass, 0 if the model makes none.
             history_tokens: tokens before a row that a plan carries.
-            stopwatch: times the samples; None does so by the clock.
+            timer: seconds; times the samples. None is the time that the calling thread runs, where
+                that is all there is to it, else `clock`.
             clock: seconds; limits how long measuring takes.
         """
         self._runner, self._pool, self._clock = runner, pool, clock
-        self._watch = stopwatch or HostStopwatch(clock)
+        self._timer = timer or (thread_time if runner.runs_in_its_thread else clock)
         self._num_slots = min(slots, MOST_SLOTS, pool.num_free)
         self._pages_each = pool.num_free // self._num_slots
         context_tokens = min(context_tokens, self._pages_each * pool.page_tokens)
@@ -159,17 +160,17 @@ class CostProbe:
 
     def _time(self, windows: int, rows: int) -> int:
         """Microseconds of a shape, once."""
-        slots, watch = range(windows), self._watch
+        slots = range(windows)
         if rows == 0:
             place, token = self._first, self._ids[self._first]
             requests = [DraftRequest(slot=slot, position=place, token=token) for slot in slots]
-            watch.start()
+            began_s = self._timer()
             self._runner.draft(requests, _likeliest, [_RULE] * windows)
         else:
             plan = self._plan([(slot, self._first, rows) for slot in slots])
-            watch.start()
-            self._runner.run(plan, dict.fromkeys(slots, _RULE), meanwhile=watch.launched)
-        return max(1, round(1e6 * watch.stop()))
+            began_s = self._timer()
+            self._runner.run(plan, dict.fromkeys(slots, _RULE))
+        return max(1, round(1e6 * (self._timer() - began_s)))
 
     def _prefill(self, pages: Sequence[int]) -> None:
         for slot in range(self._num_slots):

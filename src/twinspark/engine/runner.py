@@ -31,7 +31,6 @@ from twinspark.engine.plan import (
 )
 from twinspark.engine.rounds import Rounds
 from twinspark.engine.sampler import ChoiceRule
-from twinspark.engine.stopwatch import Stopwatch, stopwatch_for
 from twinspark.kernels.cuda.launch import on_device
 from twinspark.model.step import DraftRequest, DraftResult, Span, StepInput, StepOutput
 
@@ -180,9 +179,10 @@ class Runner:
             self._cuda = device
         self._thread = local()
 
-    def stopwatch(self) -> Stopwatch:
-        """What times its work best; used by the thread that runs it."""
-        return stopwatch_for(self._cuda, is_alone=self._is_alone)
+    @property
+    def runs_in_its_thread(self) -> bool:
+        """Whether the calling thread takes part in all of its work: one rank on a CPU."""
+        return self._cuda is None and self._is_alone
 
     @property
     def follows_rules(self) -> bool:

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+from time import perf_counter, thread_time
 from types import SimpleNamespace
 
 import pytest
@@ -242,7 +243,7 @@ class Bursts:
 
 
 def probe(
-    *, slots=4, context=512, rows=16, block=5, pages=None, page_tokens=16, stopwatch=None, **pace
+    *, slots=4, context=512, rows=16, block=5, pages=None, page_tokens=16, timer=None, **pace
 ):
     clock = Clock()
     followers = Slow(clock, **pace)
@@ -252,7 +253,7 @@ def probe(
     runner = Runner(FakeModel(), caches, followers=followers)
     one = CostProbe(
         runner, pool, text_ids=[20, 30, 40], slots=slots, context_tokens=context, max_rows=rows,
-        block=block, history_tokens=3, stopwatch=stopwatch, clock=clock,
+        block=block, history_tokens=3, timer=timer, clock=clock,
     )  # fmt: skip
     return SimpleNamespace(probe=one, followers=followers, pool=pool, clock=clock)
 
@@ -324,19 +325,23 @@ def test_noise_without_an_end_is_told():
     assert len(made.followers.passes) == 2 * 2  # it took too long already
 
 
-def test_samples_are_timed_by_the_stopwatch():
-    class Watch:
-        def start(self):
-            self.told = []
+def test_samples_are_timed_by_the_timer():
+    ticks = iter(range(1_000_000))
+    table = probe(timer=lambda: 0.002 * next(ticks)).probe.run().table
+    assert set(table.rows_us) == set(table.single_us) == set(table.draft_us) == {2000}
 
-        def launched(self):
-            self.told.append("launched")
 
-        def stop(self):
-            return 0.002 if self.told else 0.001
+def test_one_rank_on_a_cpu_counts_when_its_thread_runs():
+    def spent(**more):
+        caches = FakeModel().new_caches(1, 64, page_tokens=16, num_pages=4)
+        runner = Runner(FakeModel(), caches, **more)
+        made = CostProbe(
+            runner, PagePool(4, 16), text_ids=[20], slots=1, context_tokens=64, max_rows=4, block=0,
+            history_tokens=3,
+        )  # fmt: skip
+        return made._timer
 
-    table = probe(stopwatch=Watch()).probe.run().table
-    assert set(table.rows_us) == set(table.single_us) == {2000} and set(table.draft_us) == {1000}
+    assert spent() is thread_time and spent(followers=NoFollowers()) is perf_counter
 
 
 @pytest.mark.parametrize(
