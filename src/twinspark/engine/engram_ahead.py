@@ -37,14 +37,16 @@ class EngramAhead:
     def expect(self, windows: Sequence[PlannedRows]) -> None:
         """Find the rows of windows, as many as there is room for, in place of earlier ones."""
         self._expected = {}
+        found: dict[int, tuple[PlannedRows, int]] = {}
         row = 0
         for window in windows:
             if row + len(window.ids) > self._most_rows:
                 break
-            self._expected[window.slot] = window, row
+            found[window.slot] = window, row
             row += len(window.ids)
-        if self._expected:
-            self._put([window for window, _ in self._expected.values()], self._arrays)
+        if found:
+            self._put([window for window, _ in found.values()], self._arrays)
+        self._expected = found  # now that the rows are there
 
     def put(self, windows: Sequence[PlannedRows], into: Arrays) -> None:
         """Write the rows of windows, of which some may have been expected."""

@@ -38,6 +38,23 @@ def window(slot, first, ids, history=(1, 2, 3)):
     return PlannedRows(slot=slot, first=first, ids=tuple(ids), history=history)
 
 
+def test_rows_of_a_lookup_that_broke_off_are_looked_up_anew():
+    table = Table()
+
+    def put(windows, into):
+        if not table.asked:
+            table.asked.append(0)
+            raise OSError("the table's file is gone")
+        table.put(windows, into)
+
+    ahead = EngramAhead(put, [np.zeros((8, 3), np.int32)], 8)
+    with pytest.raises(OSError, match="gone"):
+        ahead.expect([window(0, 9, (4, 5))])
+    found = np.full((8, 3), 99, np.int32)
+    ahead.put([window(0, 9, (4, 5))], [found])
+    assert found[:2].tolist() == [[2, 3, 4], [3, 4, 5]]
+
+
 A, B, C = window(0, 9, [4, 5, 6]), window(1, 7, [8, 9]), window(2, 40, [10, 11, 12, 13])
 CHANGES = {
     "as expected": ([A, B, C], []),

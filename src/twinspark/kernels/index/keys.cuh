@@ -37,6 +37,7 @@ __device__ __forceinline__ void copy4(u32 to, const void* from) {
 }
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 __device__ __forceinline__ void wait_for_all_but_newest() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_all_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 __device__ __forceinline__ u32 permute(u32 low, u32 high, u32 selector) {  // bit 3 of a nibble: its byte's sign
   u32 d;
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(low), "r"(high), "r"(selector));

@@ -203,6 +203,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) index_scores(
 #endif
       __syncwarp();
     }
+#if PACKED
+    wait_for_all_copies();  // what was asked for beyond the end, before the next group asks for its own
+    __syncwarp();
+#endif
   }
   let_consumer_start();
 }
