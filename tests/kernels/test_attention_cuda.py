@@ -193,8 +193,9 @@ def test_many_queries_have_the_bits_of_few() -> None:
 
 
 @pytest.mark.gpu
-def test_a_graph_has_the_bits_of_eager_calls() -> None:
-    inputs = problem(6, *SHAPES[0], packed=True, device="cuda")
+@pytest.mark.parametrize("queries", [6, 64])
+def test_a_graph_has_the_bits_of_eager_calls(queries: int) -> None:
+    inputs = problem(queries, *SHAPES[0], packed=True, device="cuda")
     expected, out = spread_out(inputs, None), torch.empty_like(inputs.q_TNH)
     cuda.attend(inputs, out)
     graph = torch.cuda.CUDAGraph()
