@@ -211,19 +211,6 @@ def test_neither_process_outlives_the_other_unnoticed(victim: str) -> None:
         process.close()
 
 
-def test_ctrl_c_while_the_model_loads_leaves_nothing_behind() -> None:
-    process = ServerProcess(SERVE)
-    try:
-        wait_until(lambda: "loading weights" in process.said, 20)
-        engine_pid = process.engine_pid
-        process.process.send_signal(signal.SIGINT)
-        assert process.wait() == 0, process.said
-        assert not is_alive(engine_pid)
-        assert "Traceback" not in process.said
-    finally:
-        process.close()
-
-
 def test_a_damaged_pack_is_refused_quickly(tmp_path: Path) -> None:
     for source in demo_pack_path().iterdir():
         (tmp_path / source.name).write_bytes(source.read_bytes())

@@ -56,10 +56,11 @@ class LoadingLine:
         self._shown = ("", -1.0)
         self._is_terminal = sys.stderr.isatty()
         self._is_open = False
+        self._is_over = False
 
     def show(self, loading: Loading) -> None:
         """Take a report; prints it if it says something new."""
-        if self._only_terminal and not self._is_terminal:
+        if self._is_over or (self._only_terminal and not self._is_terminal):
             return
         phase, fraction = self._shown
         is_new = loading.phase != phase or loading.fraction >= min(fraction + STEP, 1.0) > fraction
@@ -74,7 +75,8 @@ class LoadingLine:
             print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """End the line, so that others can write."""
+        """End the line, so that others can write; nothing is shown any more."""
+        self._is_over = True
         if self._is_open:
             print(file=sys.stderr, flush=True)
             self._is_open = False

@@ -1,8 +1,9 @@
 """The life of a server process: loading, serving, draining after a stop signal, the end.
 
 First signal: new work is refused, running replies get the grace time, then an error; the engine is
-ended and the process returns normally. Second signal: everything ends at once, with the exit code
-of Ctrl-C if it was one. When the ranks of the engine end together, so does the server.
+ended and the process returns normally, or with the exit code of Ctrl-C if that came before the
+engine was ready. Second signal: everything ends at once, with that code if it was one. When the
+ranks of the engine end together, so does the server.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from starlette.applications import Starlette
 
 from twinspark.cli.console import LoadingLine, describe_ready, say
 from twinspark.cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNUSABLE
+from twinspark.cli.interrupts import INTERRUPTED
 from twinspark.collection import spare_what_is_loaded
 from twinspark.distributed.leaving import EXIT_RANKS
 from twinspark.errors import ConfigError, EngineDied, RankFailed
@@ -58,6 +60,8 @@ class ServerLife:
         self._loading = loading
         self._num_ranks = num_ranks
         self._stop: asyncio.Event = asyncio.Event()
+        self._is_ready = False
+        self._is_interrupted = False
         self._http = _HttpServer(
             uvicorn.Config(
                 app,
@@ -78,9 +82,12 @@ class ServerLife:
         Raises:
             EngineDied: the engine ended before it was ready.
             RankFailed: the ranks of the engine ended together.
+            SystemExit: Ctrl-C came before the engine was ready.
         """
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(self._main(link, on_ready))
+        if self._is_interrupted:
+            sys.exit(EXIT_INTERRUPTED)
 
     async def _main(self, link: EngineLink, on_ready: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
@@ -126,6 +133,7 @@ class ServerLife:
             self._process.kill()
             sys.stderr.flush()
             os._exit(EXIT_INTERRUPTED if which == signal.SIGINT else EXIT_FAILED)
+        self._is_interrupted = which == signal.SIGINT and not self._is_ready
         self._stop.set()
 
     async def _wait_until_ready(self, link: EngineLink) -> bool:
@@ -150,6 +158,7 @@ class ServerLife:
             if code == EXIT_UNUSABLE:  # of the pack, of a setting or of this machine
                 raise ConfigError(f"the model was not loaded: {link.failure}")
             raise EngineDied(f"the model was not loaded: {link.failure}")
+        self._is_ready = True
         spare_what_is_loaded()
         say(describe_ready(link.ready, self._state.model_name))
         return True
@@ -158,7 +167,8 @@ class ServerLife:
         self._state.is_draining = True
         grace_s = self._state.config.shutdown_grace_s
         num_open = len(self._state.open_replies)
-        say(f"stopping; {num_open} open replies get {grace_s:g} s" if num_open else "stopping")
+        idle = INTERRUPTED if self._is_interrupted else "stopping"
+        say(f"stopping; {num_open} open replies get {grace_s:g} s" if num_open else idle)
         await self._replies_end(grace_s)
         link.fail_open("the server is shutting down", code="server_restarting")
         await self._replies_end(LAST_WORDS_S)

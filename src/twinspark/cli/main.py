@@ -3,7 +3,7 @@
 Subcommands import what is slow (torch, the HTTP stack) inside their bodies, so that help is quick.
 Exit codes: 0 well, 1 failed, 2 a pack, a setting, a request or a machine that cannot be used, such
 as one without a CUDA device for what needs one, 70 a rank failed and all ranks end with it, 130
-Ctrl-C.
+Ctrl-C (a server that was ready ends with 0).
 """
 
 import sys

@@ -21,6 +21,7 @@ from twinspark.cli import serve_options as options
 from twinspark.cli.access import warn_if_open
 from twinspark.cli.console import LoadingLine, say
 from twinspark.cli.hangups import end_by_hangups, heed_hangups
+from twinspark.cli.interrupts import end_by_interrupts, raise_interrupts
 from twinspark.cli.logs import set_up_logging
 from twinspark.config.env import drop_secrets
 from twinspark.errors import ConfigError
@@ -79,6 +80,8 @@ def serve(
     """Serve a pack over the OpenAI and Anthropic APIs."""
     given = dict(locals())
     (end_by_hangups if rank else heed_hangups)()
+    if rank:
+        raise_interrupts()
     from twinspark.config.engine import EngineConfig
     from twinspark.config.load import make_settings, read_sources
     from twinspark.config.server import ServerConfig
@@ -193,6 +196,7 @@ def run_server(
         process = EngineProcess(
             lambda fd: [*worker_command(pack.path, engine_config, log_level, fd), *extra]
         )
+        end_by_interrupts(process.kill)
         try:
             _serve_http(
                 make_app, config, process, listener, on_ready, num_ranks=engine_config.ranks
