@@ -89,7 +89,9 @@ class ServerConfig:
             those of the machine itself.
         cors_origins: origins whose pages may use the server; "*" is every one.
         unread_s: a connection whose client takes nothing for so long is ended; 0 waits for ever.
-        unsent_s: a request of whose body nothing comes for so long is refused; 0 waits for ever.
+        unsent_s: a request of whose body less than 1 KiB a second comes for so long is refused; 0
+            waits for ever.
+        body_s: one whose body takes longer than this is refused; 0 waits for ever.
         stall_s: a reply that stands still for longer is reported as stalled; 0 reports none.
         give_up_s: a request that stands still for longer is ended with an error; 0 waits for ever.
         reasoning_fields: names under which replies give reasoning; "none" leaves it out.
@@ -118,6 +120,7 @@ class ServerConfig:
     cors_origins: tuple[str, ...] = ()
     unread_s: float = 60.0
     unsent_s: float = 60.0
+    body_s: float = 3600.0
     stall_s: float = 30.0
     give_up_s: float = 600.0
     reasoning_fields: ReasoningFields = "both"
@@ -137,6 +140,7 @@ class ServerConfig:
         _check_number("max_nesting", self.max_nesting, 4, 512)
         _check_number("unread_s", self.unread_s, 0, MAX_UNREAD_S)
         _check_number("unsent_s", self.unsent_s, 0, None)
+        _check_number("body_s", self.body_s, 0, None)
         _check_number("stall_s", self.stall_s, 0, None)
         _check_number("give_up_s", self.give_up_s, 0, None)
         for name in ("default_max_tokens", "key_requests", "key_tokens_per_hour"):

@@ -2,10 +2,9 @@
 
 Stands before every route. Open without a key, for reading only and by their exact paths: the page,
 its files, the API description, `/health` (a status word only), and metrics where the settings say
-so. Read next: `keys.py`, `limits.py`.
+so. Read next: `keys.py`, `limits.py`, `upload.py`.
 """
 
-import asyncio
 import re
 from collections.abc import Sequence
 from ipaddress import IPv6Address, ip_address
@@ -14,7 +13,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from twinspark.config.server import ServerConfig
 from twinspark.server.errors import ApiError, answer, unavailable
@@ -23,6 +22,7 @@ from twinspark.server.keys import Key, KeyRing
 from twinspark.server.limits import Limits
 from twinspark.server.metrics import Tally
 from twinspark.server.page import FOLDER
+from twinspark.server.upload import Patience, Upload
 
 KEY_IN_SCOPE = "twinspark.key"
 OPEN_PATHS = frozenset({"/", "/health", "/openapi.json", "/favicon.ico"})
@@ -56,7 +56,7 @@ class Access:
         self._metrics_open = config.metrics_open
         names = [entry.name for entry in FOLDER.iterdir()] if config.page else []
         self._open_paths = OPEN_PATHS | {f"/static/{name}" for name in names}
-        self._unsent_s = config.unsent_s or None
+        self._patience = Patience(unsent_s=config.unsent_s or None, body_s=config.body_s or None)
         self._hosts: frozenset[str] | None = None
         if config.is_loopback:
             self._hosts = frozenset({config.host, *(h.lower() for h in config.allowed_hosts)})
@@ -76,7 +76,7 @@ class Access:
             await answer(error, scope)(scope, receive, send)
             return
         scope[KEY_IN_SCOPE] = key
-        body = _Body(receive, self._limits, counted, self._tally, unsent_s=self._unsent_s)
+        body = Upload(receive, self._limits, counted, self._tally, self._patience)
         try:
             await self._app(scope, body.receive, send)
         finally:
@@ -165,68 +165,6 @@ class Access:
         if scope["method"] not in READING:
             return False
         return path in self._open_paths or (self._metrics_open and path.endswith("/metrics"))
-
-
-class _Body:
-    """Receives a request: its body may not pause for too long, and takes a place when complete."""
-
-    def __init__(
-        self,
-        receive: Receive,
-        limits: Limits,
-        key: Key | None,
-        tally: Tally,
-        *,
-        unsent_s: float | None,
-    ) -> None:
-        self._receive = receive
-        self._limits = limits
-        self._key = key
-        self._tally = tally
-        self._unsent_s = unsent_s
-        self._is_complete = False
-        self._has_place = False
-
-    async def receive(self) -> Message:
-        """The next message.
-
-        Raises:
-            ApiError: 408 when the body pauses, 429 when it is complete and its key has no place.
-        """
-        if self._is_complete:
-            return await self._receive()
-        try:
-            async with asyncio.timeout(self._unsent_s):
-                message = await self._receive()
-        except TimeoutError:
-            raise self._refused(_pauses(self._unsent_s)) from None
-        self._is_complete = message["type"] != "http.request" or not message.get("more_body")
-        if self._is_complete and message["type"] == "http.request" and self._key is not None:
-            try:
-                self._limits.enter(self._key)
-            except ApiError as error:
-                raise self._refused(error) from None
-            self._has_place = True
-        return message
-
-    def close(self) -> None:
-        """The request is over."""
-        if self._has_place and self._key is not None:
-            self._has_place = False
-            self._limits.leave(self._key)
-
-    def _refused(self, error: ApiError) -> ApiError:
-        self._tally.refused[error.code or ""] += 1
-        return error
-
-
-def _pauses(unsent_s: float | None) -> ApiError:
-    return ApiError(
-        408,
-        f"nothing of the request body came for {unsent_s:g} s; send it again as a whole",
-        code="body_timeout",
-        headers={"connection": "close"},
-    )
 
 
 def front(config: ServerConfig, *, keys: KeyRing, limits: Limits, tally: Tally) -> list[Middleware]:

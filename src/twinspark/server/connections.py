@@ -1,7 +1,8 @@
 """Connections that do not ask, or not in HTTP: ended, so that they cannot use up descriptors.
 
 uvicorn bounds how long a connection may rest after a reply, not how long a request's head may take
-to come, and answers what is no HTTP in plain text. Read next: `cli/lifecycle.py` (who serves so).
+to come, nor what still comes of a body that was answered early, and answers what is no HTTP in
+plain text. Read next: `cli/lifecycle.py` (who serves so), `upload.py` (bodies that are read).
 """
 
 import asyncio
@@ -13,19 +14,25 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from twinspark.server.errors import ApiError
+from twinspark.server.upload import LEAST_BYTES_PER_S
 
 HEAD_S = 30.0
 """How long the head of a request may take, from the connection or from its first byte."""
+
+REST_S = 30.0
+"""In so long must come the rest of an answered request's body, or 1 KiB for each second."""
 
 MOST_FILES = 65536
 
 
 class HeadLimitProtocol(HttpToolsProtocol):
-    """HTTP/1.1 whose request heads must be there in time."""
+    """HTTP/1.1 whose request heads, and bodies that nobody reads any more, must come in time."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._head_timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._has_body = False
+        self._rest_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """The first head is awaited."""
@@ -35,13 +42,37 @@ class HeadLimitProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A further head has begun."""
         super().on_message_begin()
-        if self._head_timer is None:
+        self._unset_keepalive_if_required()
+        if self._timer is None:
             self._await_head()
 
     def on_headers_complete(self) -> None:
-        """The head is there; what follows has limits of its own."""
+        """The head is there; a body that is read has limits of its own."""
         self._stop_waiting()
+        self._has_body = True
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of a body has come."""
+        self._rest_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Its end has come; after the reply to it the connection rests from now on."""
+        self._has_body = False
+        self._stop_waiting()
+        super().on_message_complete()
+        if self.cycle.response_complete and not self.transport.is_closing():
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def on_response_complete(self) -> None:
+        """A reply is out; what still comes of its request is dropped."""
+        super().on_response_complete()
+        is_newest = self.cycle.response_complete  # and not one that waited behind another
+        if is_newest and self._has_body and not self.transport.is_closing():
+            self._await_rest()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing is awaited any more."""
@@ -59,15 +90,25 @@ class HeadLimitProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _await_head(self) -> None:
-        self._head_timer = self.loop.call_later(HEAD_S, self._give_up)
+        self._timer = self.loop.call_later(HEAD_S, self._give_up)
+
+    def _await_rest(self) -> None:
+        self._rest_bytes = 0
+        self._timer = self.loop.call_later(REST_S, self._judge_rest)
+
+    def _judge_rest(self) -> None:
+        if self._rest_bytes < REST_S * LEAST_BYTES_PER_S:
+            self._give_up()
+        else:
+            self._await_rest()
 
     def _stop_waiting(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _give_up(self) -> None:
-        self._head_timer = None
+        self._timer = None
         if not self.transport.is_closing():
             self.transport.close()
 

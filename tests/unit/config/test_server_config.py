@@ -84,6 +84,7 @@ def test_sampling_must_be_a_table() -> None:
         ({"key_tokens_per_hour": 0}, "key_tokens_per_hour"),
         ({"unread_s": -1}, "unread_s"),
         ({"unsent_s": -1}, "unsent_s"),
+        ({"body_s": -1}, "body_s"),
         ({"stall_s": float("inf")}, "stall_s"),
         ({"allowed_hosts": ("a",), "host": "0.0.0.0"}, "allowed_hosts"),
         ({"allowed_hosts": ("http://a",)}, "allowed_hosts"),

@@ -19,9 +19,12 @@ async def app(scope, receive, send):
     await send({"type": "http.response.body", "body": b"ok"})
 
 
-async def ask(pieces, *, pause=0.0):
+async def ask(pieces, *, pause=0.0, keep_alive_s=5):
     """What a server with a limit of 0.3 s answers to these bytes, and whether it closed."""
-    config = uvicorn.Config(app, http=HeadLimitProtocol, lifespan="off", log_config=None, port=0)
+    config = uvicorn.Config(
+        app, http=HeadLimitProtocol, lifespan="off", log_config=None, port=0,
+        timeout_keep_alive=keep_alive_s,
+    )  # fmt: skip
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve())
     while not server.started:
@@ -49,6 +52,7 @@ async def ask(pieces, *, pause=0.0):
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     monkeypatch.setattr(connections, "HEAD_S", 0.3)
+    monkeypatch.setattr(connections, "REST_S", 0.3)
 
 
 WHOLE = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -68,6 +72,39 @@ def test_a_whole_head_has_its_reply_however_long_that_takes():
 def test_the_second_head_of_a_connection_is_bounded_too():
     answer, closed = asyncio.run(ask([WHOLE, b"GET / HT"], pause=0.7))
     assert answer.endswith(b"ok") and closed
+
+
+def post(num_bytes):
+    return b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % num_bytes
+
+
+@pytest.mark.parametrize("pieces", [[post(9)], [post(9), b"1"], [post(900), *[b"1" * 20] * 6]])
+def test_the_rest_of_an_answered_body_is_not_awaited_for_ever(pieces):
+    answer, closed = asyncio.run(ask(pieces, pause=0.1))
+    assert answer.endswith(b"ok") and closed
+
+
+def test_the_rest_of_an_answered_body_may_come_slowly():
+    pieces = [post(4000), *[b"1" * 200] * 20]
+    answer, closed = asyncio.run(ask([*pieces, WHOLE], pause=0.1))
+    assert answer.count(b"ok") == 2 and not closed
+
+
+@pytest.mark.parametrize("pieces", [[post(9) + b"1", b"1" * 8], [post(9) + b"1" * 9]])
+def test_a_connection_rests_for_a_time_only_after_a_late_body_too(pieces):
+    answer, closed = asyncio.run(ask(pieces, pause=0.7, keep_alive_s=0.3))
+    assert answer.endswith(b"ok") and closed
+
+
+def test_a_request_behind_a_late_body_may_take_longer_than_a_connection_may_rest():
+    pieces = [post(9) + b"1", b"1" * 8 + WHOLE]
+    answer, closed = asyncio.run(ask(pieces, pause=0.6, keep_alive_s=0.2))
+    assert answer.count(b"ok") == 2 and closed
+
+
+def test_a_body_behind_another_request_is_the_app_s_to_await():
+    answer, closed = asyncio.run(ask([WHOLE + post(9)], pause=0.1))
+    assert answer.count(b"ok") == 2 and closed  # both replies, then the rest's limit
 
 
 def test_the_limit_of_files_rises_as_far_as_it_may():
