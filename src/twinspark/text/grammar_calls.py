@@ -92,7 +92,7 @@ class CallGrammar:
         where = f"tools[{number}].function.parameters"
         root = SchemaRoot(tool.parameters, where)
         if tool.strict:
-            root = SchemaRoot(closed_objects(tool.parameters), where)
+            root = SchemaRoot(closed_objects(root.schema), where)
         schema = root.schema
         names = self._parameters(number, root, where, is_strict=tool.strict)
         has_more = self._takes_more(schema)

@@ -7,7 +7,7 @@ client's schema is bounded. Read next: `grammar.py`, `grammar_calls.py`.
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,10 +20,25 @@ MAX_BLANKS = 32
 MAX_NODES = 100_000
 MAX_DEPTH = 64
 _BLANKS = f"[ \\n\\r\\t]{{1,{MAX_BLANKS}}}"
-_DATA_KEYS = frozenset({"enum", "const", "default", "examples"})  # hold values, not schemas
+# Keywords of JSON Schema, draft 4 to 2020-12; by its rules any other one means nothing.
 _NAMED_KEYS = frozenset({  # hold schemas by names that mean nothing
-    "properties", "patternProperties", "dependentSchemas", "$defs", "definitions",
+    "properties", "patternProperties", "dependentSchemas", "dependencies", "$defs", "definitions",
 })  # fmt: skip
+_SCHEMA_KEYS = frozenset({  # hold schemas
+    "additionalItems", "additionalProperties", "allOf", "anyOf", "contains", "else", "if", "items",
+    "not", "oneOf", "prefixItems", "propertyNames", "then", "unevaluatedItems",
+    "unevaluatedProperties",
+})  # fmt: skip
+_VALUE_KEYS = frozenset({  # hold values, or what no grammar looks at
+    "$anchor", "$comment", "$dynamicAnchor", "$dynamicRef", "$id", "$recursiveAnchor",
+    "$recursiveRef", "$ref", "$schema", "$vocabulary", "const", "contentEncoding",
+    "contentMediaType", "contentSchema", "default", "dependentRequired", "deprecated",
+    "description", "enum", "examples", "exclusiveMaximum", "exclusiveMinimum", "format", "id",
+    "maxContains", "maxItems", "maxLength", "maxProperties", "maximum", "minContains", "minItems",
+    "minLength", "minProperties", "minimum", "multipleOf", "pattern", "readOnly", "required",
+    "title", "type", "uniqueItems", "writeOnly",
+})  # fmt: skip
+_KEYWORDS = _NAMED_KEYS | _SCHEMA_KEYS | _VALUE_KEYS
 # Keywords that the library refuses as such, whatever they say, and what they may say.
 _UNFOLLOWED: dict[str, tuple[tuple[type, ...], str]] = {
     "uniqueItems": ((bool,), "true or false"),
@@ -63,6 +78,7 @@ def json_rule(schema: Any, where: str, *, lenient: bool = False) -> str:
         )
     if schema is False:
         raise RequestError(f"{where} is false, which no value satisfies", param=where)
+    schema = known_parts(schema, where)
     check_schema(schema, where)
     options: dict[str, Any] = {"whitespace_flexible": True, "whitespace_pattern": _BLANKS}
     if lenient:
@@ -73,6 +89,20 @@ def json_rule(schema: Any, where: str, *, lenient: bool = False) -> str:
     return f"%json {json_text({**fields, 'x-guidance': options}, where)}"
 
 
+def known_parts(schema: Any, where: str) -> Any:
+    """A schema without the keywords that mean nothing, whatever they hold.
+
+    Those that a reference leads through stay.
+
+    Raises:
+        RequestError: the rest is too large or too deep.
+    """
+    passed: set[str] = set()
+    for _ in _nodes(schema, where, passed):
+        pass
+    return _rebuilt(schema, lambda part: part, keys=_KEYWORDS | passed)
+
+
 def check_schema(schema: Any, where: str) -> None:
     """Bound a schema and follow its references.
 
@@ -80,7 +110,7 @@ def check_schema(schema: Any, where: str) -> None:
         RequestError: it is too large or too deep, or a reference is remote, broken or a circle.
     """
     references: list[str] = []
-    for node in _nodes(schema, where):
+    for node in _nodes(schema, where, set()):
         reference = node.get("$ref")
         if isinstance(reference, str):
             references.append(reference)
@@ -93,7 +123,7 @@ class SchemaRoot:
     """A whole schema whose parts become schemas of their own; references stay right.
 
     Attributes:
-        schema: the whole.
+        schema: the whole, without keywords that mean nothing.
     """
 
     def __init__(self, schema: Mapping[str, Any], where: str) -> None:
@@ -102,8 +132,8 @@ class SchemaRoot:
         Raises:
             RequestError: as `check_schema`.
         """
-        check_schema(schema, where)
-        self.schema = schema
+        self.schema: Mapping[str, Any] = known_parts(schema, where)
+        check_schema(self.schema, where)
 
     def part(self, schema: Any, where: str) -> Any:
         """A part of it with what its references mean.
@@ -121,7 +151,7 @@ class SchemaRoot:
         needed: dict[str, dict[str, Any]] = {}
         waiting = [schema]
         while waiting:
-            for node in _nodes(waiting.pop(), where):
+            for node in _nodes(waiting.pop(), where, set()):
                 reference = node.get("$ref")
                 if not isinstance(reference, str):
                     continue
@@ -129,7 +159,7 @@ class SchemaRoot:
                 if found is None or not isinstance(self.schema.get(found[1]), Mapping):
                     return self.schema
                 section = needed.setdefault(found[1], {})
-                name = found[2].replace("~1", "/").replace("~0", "~")
+                name = _unescaped(found[2])
                 if name not in section:
                     section[name] = self.schema[found[1]][name]
                     waiting.append(section[name])
@@ -150,7 +180,7 @@ def resolve(reference: str, root: Any) -> Any:
     """
     place = root
     for step in reference[2:].split("/") if len(reference) > 1 else ():
-        name = step.replace("~1", "/").replace("~0", "~")
+        name = _unescaped(step)
         if isinstance(place, list):
             if not name.isdecimal() or len(name) > 6 or int(name) >= len(place):
                 raise LookupError(reference)
@@ -162,9 +192,13 @@ def resolve(reference: str, root: Any) -> Any:
     return place
 
 
-def _nodes(schema: Any, where: str) -> Iterator[Mapping[str, Any]]:
-    """Every object that may be a schema."""
+def _nodes(schema: Any, where: str, passed: set[str]) -> Iterator[Mapping[str, Any]]:
+    """Every object that may be a schema; `passed` gets the keys that references lead through.
+
+    What other keys than JSON Schema's hold may be one only where a reference leads through them.
+    """
     waiting = [(schema, 1, False)]
+    held: dict[str, list[tuple[Any, int, bool]]] = {}
     count = 0
     while waiting:
         node, depth, is_names = waiting.pop()
@@ -182,26 +216,51 @@ def _nodes(schema: Any, where: str) -> Iterator[Mapping[str, Any]]:
         elif isinstance(node, Mapping):
             if not is_names:
                 yield node
-            waiting += [
-                (value, depth + 1, not is_names and key in _NAMED_KEYS)
-                for key, value in node.items()
-                if isinstance(value, Mapping | list) and (is_names or key not in _DATA_KEYS)
-            ]
+                for key in _steps(node.get("$ref")).difference(passed):
+                    passed.add(key)
+                    waiting += held.pop(key, [])
+            for key, value in node.items():
+                if not isinstance(value, Mapping | list) or (not is_names and key in _VALUE_KEYS):
+                    continue
+                part = (value, depth + 1, not is_names and key in _NAMED_KEYS)
+                if is_names or key in _KEYWORDS or key in passed:
+                    waiting.append(part)
+                else:
+                    held.setdefault(key, []).append(part)
+
+
+def _steps(reference: Any) -> set[str]:
+    """The keys that a reference leads through."""
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return set()
+    return {_unescaped(step) for step in reference[2:].split("/")}
+
+
+def _unescaped(step: str) -> str:
+    return step.replace("~1", "/").replace("~0", "~")
 
 
 def _rebuilt(
-    schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]], *, is_names: bool = False
+    schema: Any,
+    change: Callable[[dict[str, Any]], dict[str, Any]],
+    *,
+    keys: Collection[str] | None = None,
+    is_names: bool = False,
 ) -> Any:
-    """A copy with every schema in it changed, innermost first. Its depth is known to be bounded."""
+    """A copy with every schema in it changed, innermost first. Its depth is known to be bounded.
+
+    Schemas keep only `keys`, if that is given.
+    """
     if isinstance(schema, list):
-        return [_rebuilt(item, change) for item in schema]
+        return [_rebuilt(item, change, keys=keys) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
     copy = {
         key: value
-        if not is_names and key in _DATA_KEYS
-        else _rebuilt(value, change, is_names=not is_names and key in _NAMED_KEYS)
+        if not is_names and key in _VALUE_KEYS
+        else _rebuilt(value, change, keys=keys, is_names=not is_names and key in _NAMED_KEYS)
         for key, value in schema.items()
+        if is_names or keys is None or key in keys
     }
     return copy if is_names else change(copy)
 
