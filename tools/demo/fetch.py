@@ -53,9 +53,14 @@ def bring(source: Source, folder: pathlib.Path, *, pin: bool = False) -> Source:
     if not source.sha256 and not pin:
         raise ValueError(f"{source.package}: the table has no digest; call with --pin once")
     with tempfile.TemporaryDirectory(dir=folder) as place:
-        result = subprocess.run(
-            command(source), cwd=place, capture_output=True, text=True, check=False
-        )
+        try:
+            result = subprocess.run(
+                command(source), cwd=place, capture_output=True, text=True, check=False
+            )
+        except FileNotFoundError:
+            raise ValueError(
+                f"{source.package}: {command(source)[0]} is not installed, which fetches it"
+            ) from None
         found = sorted(pathlib.Path(place).iterdir())
         if result.returncode != 0 or len(found) != 1:
             called = command(source)

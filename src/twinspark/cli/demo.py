@@ -28,7 +28,7 @@ curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{{"mod
   "messages": [{{"role": "user", "content": "What is the capital of France?"}}], "stream": true}}'
 
 {program} chat
-{program} chat --once "Name three colors." --seed 7
+{program} chat --once "What is a river?" --seed 7
 
 {python} - <<'END'
 from openai import OpenAI

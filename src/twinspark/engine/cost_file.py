@@ -161,7 +161,7 @@ def load_or_measure(
         logger.info("the host was busy when rounds were timed; measuring again")
     except FileNotFoundError:
         logger.info("measuring what rounds cost; kept in %s", path)
-    except (OSError, ValueError, FormatError) as error:
+    except (OSError, ValueError, RecursionError, FormatError) as error:
         logger.warning("cannot use %s (%s); measuring again", path, error)
     found = measure()
     table = found.table if kept is None else found.table.lower(kept.table)

@@ -10,8 +10,9 @@ import resource
 from contextlib import suppress
 from typing import Any
 
+import httptools
 import orjson
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from twinspark.server.errors import ApiError
 from twinspark.server.upload import LEAST_BYTES_PER_S
@@ -23,6 +24,7 @@ REST_S = 30.0
 """In so long must come the rest of an answered request's body, or 1 KiB for each second."""
 
 MOST_FILES = 65536
+_OF_UPGRADES = (b"upgrade", b"connection", b"http2-settings")
 
 
 class HeadLimitProtocol(HttpToolsProtocol):
@@ -31,6 +33,8 @@ class HeadLimitProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._timer: asyncio.TimerHandle | None = None
+        self._running: RequestResponseCycle | None = None
+        self._is_in_head = False
         self._has_body = False
         self._rest_bytes = 0
 
@@ -39,17 +43,48 @@ class HeadLimitProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._await_head()
 
+    def data_received(self, data: bytes) -> None:
+        """Requests come; one that asks for another protocol is served as if it had not."""
+        self._unset_keepalive_if_required()
+        rest: bytes | None = data
+        while rest is not None:
+            rest = self._fed(rest)
+
+    def _fed(self, data: bytes) -> bytes | None:
+        """Parse; what is to be parsed next, or None."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            method = self.parser.get_method()
+            if method == b"CONNECT":
+                self.send_400_response("CONNECT is for proxies")
+                return None
+            kept = [(n, v) for n, v in self.headers if n not in _OF_UPGRADES]
+            if not self.parser.should_keep_alive():
+                kept.append((b"connection", b"close"))
+            lines = [b"%b: %b\r\n" % header for header in kept]
+            version = self.parser.get_http_version().encode()
+            self.parser = httptools.HttpRequestParser(self)
+            head = b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version, b"".join(lines))
+            return head + data[upgrade.args[0] :]
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+        return None
+
     def on_message_begin(self) -> None:
-        """A further head has begun."""
+        """A further head has begun; behind a request that runs it has its time afterwards."""
         super().on_message_begin()
         self._unset_keepalive_if_required()
-        if self._timer is None:
+        self._is_in_head = True
+        if self._timer is None and not self._is_answering():
             self._await_head()
 
     def on_headers_complete(self) -> None:
         """The head is there; a body that is read has limits of its own."""
+        if self.parser.should_upgrade():
+            return  # it comes again without
         self._stop_waiting()
-        self._has_body = True
+        self._is_in_head, self._has_body = False, True
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -59,6 +94,8 @@ class HeadLimitProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Its end has come; after the reply to it the connection rests from now on."""
+        if self.parser.should_upgrade():
+            return
         self._has_body = False
         self._stop_waiting()
         super().on_message_complete()
@@ -71,16 +108,30 @@ class HeadLimitProtocol(HttpToolsProtocol):
         """A reply is out; what still comes of its request is dropped."""
         super().on_response_complete()
         is_newest = self.cycle.response_complete  # and not one that waited behind another
-        if is_newest and self._has_body and not self.transport.is_closing():
+        if not is_newest or self.transport.is_closing():
+            return
+        if self._has_body:
             self._await_rest()
+        elif self._is_in_head and self._timer is None:
+            self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is awaited any more."""
+        """Nothing is awaited any more; who runs is told, if another waits behind it, too."""
         self._stop_waiting()
+        running = self._running
+        if running is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP, in the shape of all refusals, and close."""
+        """Answer what is no HTTP, in the shape of all refusals, and close.
+
+        Behind a request that is being answered it ends the connection after that, unanswered.
+        """
+        if self._is_answering():
+            self.cycle.keep_alive = False
+            return
         error = ApiError(400, f"this is no HTTP request: {msg}", code="bad_http")
         body = orjson.dumps(error.body())
         self.transport.write(
@@ -88,6 +139,13 @@ class HeadLimitProtocol(HttpToolsProtocol):
             b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body)
         )
         self.transport.close()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
 
     def _await_head(self) -> None:
         self._timer = self.loop.call_later(HEAD_S, self._give_up)

@@ -19,6 +19,11 @@ BLOCK_TAG = " calls>\n"
 # One lexeme, as the line feed before a closing tag is: lexemes are matched greedily, none is
 # taken back.
 _NEXT = literal("\n<")
+_UNFOLLOWED = frozenset({  # at the root, where calls are written parameter by parameter
+    "allOf", "anyOf", "const", "dependencies", "dependentRequired", "dependentSchemas", "else",
+    "enum", "if", "maxProperties", "minProperties", "not", "oneOf", "patternProperties",
+    "propertyNames", "then", "unevaluatedProperties",
+})  # fmt: skip
 
 
 class CallGrammar:
@@ -92,10 +97,12 @@ class CallGrammar:
         where = f"tools[{number}].function.parameters"
         root = SchemaRoot(tool.parameters, where)
         if tool.strict:
+            _check_root(root.schema, where)
             root = SchemaRoot(closed_objects(root.schema), where)
-        schema = root.schema
         names = self._parameters(number, root, where, is_strict=tool.strict)
-        has_more = self._takes_more(schema)
+        has_more = self._takes_more(root.schema)
+        if has_more:
+            self._write_more(number, root, where, is_strict=tool.strict)
         parameters = self._sequence(number, names, has_more=has_more)
         name = f"t{number}_body"
         end = f"{literal(chr(10) + '</')} {self._mark} {literal(' invoke>')}"
@@ -164,7 +171,6 @@ class CallGrammar:
         first, later = f"t{number}_a", f"t{number}_b"
         end = len(parameters)
         if has_more:
-            self._write_more(number)
             self.rules += [
                 f'{first}{end}: "" | "<" t{number}_more {later}{end}',
                 f'{later}{end}: "" | {later}{end} {_NEXT} t{number}_more',
@@ -181,11 +187,30 @@ class CallGrammar:
             ]
         return f"{first}0"
 
-    def _write_more(self, number: int) -> None:
-        value = free_value(prefix=f"T{number}M", mark=self._mark)
-        self.rules += value.rules
+    def _write_more(self, number: int, root: SchemaRoot, where: str, *, is_strict: bool) -> None:
+        """The rule for a parameter that is not listed."""
+        schema, prefix = root.schema.get("additionalProperties"), f"T{number}M"
+        if isinstance(schema, Mapping) and schema:
+            value = value_rule(
+                schema, root, f"{where}.additionalProperties",
+                prefix=prefix, mark=self._mark, lenient=not is_strict, loose=self._loose,
+            )  # fmt: skip
+        else:
+            value = free_value(prefix=prefix, mark=self._mark)
+        self._add(value.rules, where)
         tag, quote = literal(' parameter name="'), literal('" string="')
         self.rules += [
             f'T{number}NAME: /[^"\\n]{{1,256}}/',
             f"t{number}_more: {self._mark} {tag} T{number}NAME {quote} ({value.alternatives})",
         ]
+
+
+def _check_root(schema: Mapping[str, Any], where: str) -> None:
+    """Refuse what strict parameters say as a whole and no call is held to."""
+    for key in _UNFOLLOWED & schema.keys():
+        if not (key == "unevaluatedProperties" and schema[key] is False):
+            raise RequestError(
+                f"{where}.{key} is not followed for the parameters of a strict tool as a whole; "
+                "expected properties, required and additionalProperties there",
+                param=f"{where}.{key}",
+            )

@@ -103,7 +103,8 @@ def test_measured_once_for_a_key_and_again_for_another(tmp_path, measure):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"\xff\xfe", b'{"format": 1}', b'{"format": 2}', None]
+    "content",
+    [b"", b"{", b"[]", b"\xff\xfe", b"[" * 200_000, b'{"format": 1}', b'{"format": 2}', None],
 )
 def test_a_damaged_file_is_measured_again_and_mended(content, tmp_path, measure, caplog):
     load_or_measure(measure, key={"a": 1}, folder=tmp_path)

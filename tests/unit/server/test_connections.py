@@ -19,10 +19,23 @@ async def app(scope, receive, send):
     await send({"type": "http.response.body", "body": b"ok"})
 
 
-async def ask(pieces, *, pause=0.0, keep_alive_s=5):
+async def echo(scope, receive, send):
+    body = b""
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if not message.get("more_body"):
+            break
+    length = str(len(body)).encode()
+    headers = [(b"content-length", length), (b"x-of", scope["path"].encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def ask(pieces, *, pause=0.0, keep_alive_s=5, app=app):
     """What a server with a limit of 0.3 s answers to these bytes, and whether it closed."""
     config = uvicorn.Config(
-        app, http=HeadLimitProtocol, lifespan="off", log_config=None, port=0,
+        app, http=HeadLimitProtocol, ws="none", lifespan="off", log_config=None, port=0,
         timeout_keep_alive=keep_alive_s,
     )  # fmt: skip
     server = uvicorn.Server(config)
@@ -128,3 +141,63 @@ def test_what_is_no_http_gets_the_errors_of_all_refusals(bad):
     assert f"content-length: {len(body)}".encode() in head
     error = json.loads(body)["error"]
     assert (error["type"], error["code"]) == ("invalid_request_error", "bad_http")
+
+
+H2C = (
+    b"POST /%d HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+    b"HTTP2-Settings: AAE\r\nContent-Length: 4\r\n\r\nbo%02d"
+)
+
+
+@pytest.mark.parametrize("cut", [None, 40, 130, -2], ids=str)
+def test_a_request_that_asks_for_another_protocol_is_served_with_its_body(cut):
+    text = H2C % (1, 1)
+    pieces = [text] if cut is None else [text[:cut], text[cut:]]
+    answer, closed = asyncio.run(ask(pieces, pause=0.02, app=echo))
+    assert answer.startswith(b"HTTP/1.1 200") and answer.endswith(b"\r\n\r\nbo01") and not closed
+
+
+def test_such_requests_may_follow_each_other_and_others():
+    plain = b"GET /9 HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+    answer, closed = asyncio.run(ask([H2C % (1, 1) + H2C % (2, 2) + plain], app=echo))
+    assert closed and answer.count(b"HTTP/1.1 200") == 3
+    assert [f"x-of: /{n}".encode() in answer for n in (1, 2, 9)] == [True] * 3
+    assert b"bo01HTTP" in answer and b"bo02HTTP" in answer
+    chunked = H2C.replace(b"Content-Length: 4", b"Transfer-Encoding: chunked")
+    text = chunked.replace(b"bo%02d", b"3\r\nabc\r\n0\r\n\r\n") % 5
+    answer, _ = asyncio.run(ask([text], app=echo))
+    assert answer.endswith(b"\r\n\r\nabc")
+    last = H2C.replace(b"Upgrade, HTTP2", b"Upgrade, close, HTTP2") % (1, 1)
+    answer, closed = asyncio.run(ask([last], app=echo))
+    assert answer.endswith(b"bo01") and closed
+
+
+def test_a_websocket_and_a_tunnel_are_no_reason_to_hang():
+    answer, _ = asyncio.run(ask([H2C.replace(b"h2c", b"websocket") % (1, 1)], app=echo))
+    assert answer.endswith(b"bo01")
+    answer, closed = asyncio.run(ask([b"CONNECT a:80 HTTP/1.1\r\nHost: a:80\r\n\r\n"], app=echo))
+    assert answer.startswith(b"HTTP/1.1 400") and b"bad_http" in answer and closed
+
+
+def test_a_head_behind_a_long_reply_has_its_time_afterwards():
+    later = b"GET /2 HTTP/1.1\r\nHost: a\r\n"  # the reply takes longer than a head may
+    answer, closed = asyncio.run(ask([WHOLE + later[:5], later[5:], b"\r\n"], pause=0.2))
+    assert answer.count(b"HTTP/1.1 200") == 2 and not closed
+    answer, closed = asyncio.run(ask([WHOLE + later]))
+    assert answer.count(b"HTTP/1.1 200") == 1 and closed
+
+
+def test_what_is_no_http_behind_a_request_leaves_its_reply():
+    answer, closed = asyncio.run(ask([WHOLE + b"garbage\r\n\r\n"]))
+    assert answer.startswith(b"HTTP/1.1 200") and answer.endswith(b"ok") and closed
+
+
+def test_who_leaves_with_two_requests_under_way_ends_the_first():
+    left = []
+
+    async def waits(scope, receive, send):
+        await receive()
+        left.append((await receive())["type"])
+
+    asyncio.run(ask([WHOLE + WHOLE], app=waits))
+    assert left[:1] == ["http.disconnect"]

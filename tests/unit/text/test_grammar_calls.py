@@ -146,6 +146,32 @@ def test_parameters_that_no_schema_lists(judge, held, small_tokenizer):
     assert judge.accepts(form, block(call("f", more))) and judge.accepts(form, block(call("f")))
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_what_additional_properties_are_held_to(judge, held, strict):
+    form = held({"a": {}}, additionalProperties={"type": "integer"}, strict=strict).form
+    listed = parameter("a", "x")
+    assert judge.accepts(form, block(call("f", listed, parameter("b", "3", is_text=False))))
+    assert not judge.accepts(form, block(call("f", listed, parameter("b", "3"))))
+    assert not judge.accepts(form, block(call("f", parameter("b", '"x"', is_text=False))))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("not", {}), ("if", {}), ("oneOf", [{}]), ("propertyNames", {"maxLength": 2}),
+     ("minProperties", 2), ("maxProperties", 0), ("allOf", [{"required": ["a"]}]),
+     ("dependentRequired", {"a": ["b"]}), ("unevaluatedProperties", {"type": "integer"})],
+)  # fmt: skip
+def test_strict_tools_refuse_what_no_call_is_held_to_as_a_whole(held, key, value):
+    properties = {"a": {"type": "string"}}
+    with pytest.raises(RequestError, match=rf"parameters\.{key} is not followed"):
+        held(properties, strict=True, **{key: value})
+    assert held(properties, **{key: value}).form  # others take it as a hint
+
+
+def test_strict_tools_may_say_that_nothing_else_is_evaluated(held):
+    assert held({"a": {}}, strict=True, unevaluatedProperties=False).form
+
+
 def test_strict_tools_take_no_other_keys_inside_values(judge, held):
     properties = {"o": {"type": "object", "properties": {"a": {}}}}
     value = block(call("f", parameter("o", '{"b": 1}', is_text=False)))
