@@ -65,6 +65,7 @@ class HeadLimitProtocol(HttpToolsProtocol):
             lines = [b"%b: %b\r\n" % header for header in kept]
             version = self.parser.get_http_version().encode()
             self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
             head = b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version, b"".join(lines))
             return head + data[upgrade.args[0] :]
         except httptools.HttpParserError:
@@ -129,8 +130,13 @@ class HeadLimitProtocol(HttpToolsProtocol):
 
         Behind a request that is being answered it ends the connection after that, unanswered.
         """
-        if self._is_answering():
-            self.cycle.keep_alive = False
+        last = self._running if self._has_body else self.cycle  # one that breaks off gets no reply
+        if (
+            self._is_answering()
+            and last is not None
+            and not (self._has_body and last is self.cycle)
+        ):
+            last.keep_alive = False
             return
         error = ApiError(400, f"this is no HTTP request: {msg}", code="bad_http")
         body = orjson.dumps(error.body())

@@ -201,3 +201,28 @@ def test_who_leaves_with_two_requests_under_way_ends_the_first():
 
     asyncio.run(ask([WHOLE + WHOLE], app=waits))
     assert left[:1] == ["http.disconnect"]
+
+
+BROKEN = b"POST /1 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\nzz\r\n"
+
+
+def test_a_body_that_breaks_off_its_form_is_refused_at_once():
+    answer, closed = asyncio.run(ask([BROKEN], app=echo))
+    assert answer.startswith(b"HTTP/1.1 400") and b"bad_http" in answer and closed
+
+
+def test_such_a_body_behind_another_request_leaves_its_reply():
+    answer, closed = asyncio.run(ask([WHOLE + BROKEN]))
+    assert answer.startswith(b"HTTP/1.1 200") and answer.endswith(b"ok") and closed
+
+
+def test_more_behind_a_last_request_is_not_looked_at():
+    last = H2C.replace(b"Upgrade, HTTP2", b"Upgrade, close, HTTP2") % (1, 1)
+    answer, closed = asyncio.run(ask([last + b"more"], app=echo))
+    assert answer.startswith(b"HTTP/1.1 200") and answer.endswith(b"bo01") and closed
+
+
+def test_a_request_without_a_body_may_ask_for_another_protocol():
+    text = b"GET /1 HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    answer, closed = asyncio.run(ask([text + text.replace(b" /1", b" /2")], app=echo))
+    assert answer.count(b"HTTP/1.1 200") == 2 and b"x-of: /2" in answer and not closed
