@@ -12,7 +12,8 @@ from twinspark.kernels.hyper_connections import HyperMix, collapse, expand, mix,
 from twinspark.kernels.matmul import prepare_matrix
 from twinspark.kernels.residual import Boundary, Ran, boundary, prepare_site
 from twinspark.kernels.residual.cuda import (
-    ROWS_SOURCE,
+    MIX_SOURCE,
+    STREAMS_SOURCE,
     TILES_SOURCE,
     cuda_variants,
     lanes_of,
@@ -214,15 +215,15 @@ def test_plans_fit(shared: int) -> None:
 def test_boundary_compiles(hidden: int, arch: str) -> None:
     shared = {"sm_90a": 232448, "sm_121": 101376}[arch]
     variants = list(cuda_variants(hidden, 2, shared))
-    assert {path for path, _ in variants} == {ROWS_SOURCE, TILES_SOURCE}
-    for source, defines in variants if hidden == 5120 else variants[::3]:
+    names = {
+        MIX_SOURCE: (b"boundary_mix",),
+        STREAMS_SOURCE: (b"boundary_streams",),
+        TILES_SOURCE: (b"boundary_tiles", b"boundary_finish"),
+    }
+    assert {path for path, _ in variants} == names.keys()
+    for source, defines in variants if hidden == 5120 else variants[:4]:
         cubin = compile_cubin(source, arch=arch, defines=defines)
-        kernels = (
-            (b"boundary_rows",)
-            if source == ROWS_SOURCE
-            else (b"boundary_tiles", b"boundary_finish")
-        )
-        assert all(name in cubin for name in kernels)
+        assert all(name in cubin for name in names[source])
 
 
 # ---- on a GPU

@@ -8,7 +8,7 @@ the result says so. Times stand beside the floor of `floor.py`. Read next: `floo
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ STAND_INS = (
 )
 _SLOTS = 4
 _WINDOW_ROWS = 6  # of a slot with its drafts
+_FILLED_AT_ONCE = 4096  # rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +143,24 @@ def chunk(rows: int, context: int, seed: int, vocab: int, *, encoder_only: bool)
         prompt_end=far if encoder_only else None, mode="cone" if encoder_only else "full",
     )  # fmt: skip
     return StepInput(spans=(span,), ids_T=ids[:rows], history=(tuple(ids[rows:]),))
+
+
+def fill_caches(rank: Rank, caches: Caches, contexts: Sequence[int]) -> None:
+    """Run prompts, so that rounds find rows as they are and not zeros, among which any search ties.
+
+    Args:
+        rank: whose caches.
+        caches: written.
+        contexts: by slot, positions that are to be there.
+    """
+    config = rank.model.config
+    for slot, context in enumerate(contexts):
+        for first in range(0, context, _FILLED_AT_ONCE):
+            rows = min(_FILLED_AT_ONCE, context - first)
+            step = chunk(rows, first, slot + first, config.vocab_size, encoder_only=False)
+            span = replace(step.spans[0], slot=slot)
+            history = step.history if first else ((),)
+            rank.model.forward(replace(step, spans=(span,), history=history), caches)
 
 
 def cell_of(

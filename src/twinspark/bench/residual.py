@@ -19,6 +19,7 @@ from twinspark.bench.kernels import device_facts
 from twinspark.kernels.hyper_connections import HyperMix, mix_torch
 from twinspark.kernels.plain.product import CudaPlain, plain_rows, prepare_plain
 from twinspark.kernels.residual import Boundary, Ran, Site, boundary, prepare_site
+from twinspark.kernels.residual.cuda import MOST_ROWS
 
 HIDDEN, STREAMS = 5120, 4
 ROWS = (1, 2, 6, 24, 64, 512, 4096)
@@ -88,7 +89,10 @@ def measure_residual(
     device_facts()
     sites = [_Streams.site(seed, cache_dir) for seed in range(_COLD_BYTES // (96 * HIDDEN * 4))]
     for num in rows:
-        yield _Streams(num).measure(sites)
+        streams = _Streams(num)
+        yield streams.measure(sites)
+        if num <= MOST_ROWS:
+            yield streams.measure_input()
 
 
 class _Streams:
@@ -116,9 +120,9 @@ class _Streams:
         site = prepare_site(fn, scale, base, iters=_ITERS, eps=_HC_EPS, cache_dir=cache_dir)
         return fn, scale, base, site
 
-    def run(self, site: Site, rows: slice = slice(None)) -> Boundary:
-        """Our boundary."""
-        return boundary(
+    def run(self, site: Site | None, rows: slice = slice(None)) -> Boundary:
+        """Our boundary, which has ended when its mixing weights are there."""
+        left = boundary(
             self.x[rows],
             norm_eps=_EPS,
             ran=Ran(self.y[rows], self.post[rows], self.comb[rows]),
@@ -126,18 +130,32 @@ class _Streams:
             pre_TC=self.pre[rows],
             norm_D=self.norm,
         )
+        _ = left.mix
+        return left
 
     def library(self, fn: Tensor, scale: Tensor, base: Tensor) -> tuple[Tensor, Tensor, HyperMix]:
         """The same by the library's operations."""
+        streams, x = self.library_input()
+        v = streams.flatten(1).float()
+        m = (v @ fn.T) * torch.rsqrt(v.square().mean(1, keepdim=True) + _EPS)
+        return streams, x, mix_torch(m, scale, base, iters=_ITERS, eps=_HC_EPS)
+
+    def library_input(self) -> tuple[Tensor, Tensor]:
+        """Streams and input alone."""
         wide = self.x.float()
         new = torch.einsum("tij,tid->tjd", self.comb, wide)
         streams = (new + self.post[..., None] * self.y.float()[:, None]).bfloat16()
-        v = streams.flatten(1).float()
-        m = (v @ fn.T) * torch.rsqrt(v.square().mean(1, keepdim=True) + _EPS)
-        mixed = mix_torch(m, scale, base, iters=_ITERS, eps=_HC_EPS)
         c = (self.pre[..., None] * streams.float()).sum(1).bfloat16().float()
         inverse = torch.rsqrt(c.square().mean(1, keepdim=True) + _EPS)
-        return streams, (c * inverse * self.norm).bfloat16(), mixed
+        return streams, (c * inverse * self.norm).bfloat16()
+
+    def measure_input(self) -> RowCell:
+        """What the next sublayer waits for: streams and input, without mixing weights."""
+        return _cell(
+            "boundary: streams and input", self.num, [partial(self.run, None)] * 32,
+            [self.library_input] * 4, moved=self.num * 2 * HIDDEN * (2 * STREAMS + 2), flops=0,
+            error=0.0,
+        )  # fmt: skip
 
     def measure(self, sites: Sequence[tuple[Tensor, Tensor, Tensor, Site]]) -> RowCell:
         """Check, then time."""
@@ -147,7 +165,15 @@ class _Streams:
         theirs = [partial(self.library, *raw) for *raw, _ in used[:16]]
         weights = 24 * STREAMS * HIDDEN * 4
         moved = weights + self.num * 2 * HIDDEN * (2 * STREAMS + 2)
-        return _cell("boundary", self.num, ours, theirs, moved=moved, flops=0, error=error)
+        return _cell(
+            "boundary, with mixing weights",
+            self.num,
+            ours,
+            theirs,
+            moved=moved,
+            flops=0,
+            error=error,
+        )
 
     def _check(self, fn: Tensor, scale: Tensor, base: Tensor, site: Site) -> float:
         left = self.run(site)

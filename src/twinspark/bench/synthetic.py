@@ -196,7 +196,9 @@ class StandInRank:
         return list(_fitted(everyone, widths))
 
     def gather_stack(self, parts_S: Tensor) -> Tensor:
-        """The own shards in every rank's place."""
+        """The own shards in every rank's place; the same memory where it is one."""
+        if len(parts_S) == 1:
+            return parts_S.expand(self.size, *parts_S.shape[1:])
         return torch.cat([parts_S] * self.size)
 
     def gather_ranks(self, tensor: Tensor) -> list[Tensor]:

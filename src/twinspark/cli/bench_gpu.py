@@ -136,6 +136,7 @@ def _measure_rank(
 
     from twinspark.bench.rank import (
         build_rank,
+        fill_caches,
         measure_chunk,
         measure_draft,
         measure_round,
@@ -151,6 +152,8 @@ def _measure_rank(
     )
     most = max([context + 64, *(_CHUNK_CONTEXT + count for count in pieces)])
     caches = Caches(made.model.config, 4, most, store="packed", device=place)
+    longest = max(context, _CHUNK_CONTEXT if pieces else 0)
+    fill_caches(made, caches, [longest, *[context] * 3])
     for count in rows:
         yield measure_round(made, caches, rows=count, context=context)
     for slots in (1, 4):

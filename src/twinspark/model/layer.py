@@ -51,9 +51,10 @@ class Layer:
             self._attn_norm_D, self._attn_site,
             eps=self._eps, bf16_T=marks.bf16_mixing_T, tap_TD=tap_TD,
         )  # fmt: skip
-        assert before.x_TD is not None and before.mix is not None
-        pre_TC, post_TC, comb_TCC = before.mix
+        assert before.x_TD is not None
         y = attend(before.x_TD)
+        assert before.mix is not None
+        pre_TC, post_TC, comb_TCC = before.mix
         x_TCD = before.streams_TCD
         if places is not None:
             x_TCD, pre_TC = x_TCD[places], pre_TC[places]
@@ -64,7 +65,8 @@ class Layer:
         middle = Streams(x_TCD, pre_TC, Ran(y, post_TC, comb_TCC)).enter(
             self._ffn_norm_D, self._ffn_site, eps=self._eps, bf16_T=kept_marks.bf16_mixing_T
         )
-        assert middle.x_TD is not None and middle.mix is not None
-        pre_TC, post_TC, comb_TCC = middle.mix
+        assert middle.x_TD is not None
         y = self._moe(middle.x_TD, kept_marks)
+        assert middle.mix is not None
+        pre_TC, post_TC, comb_TCC = middle.mix
         return Streams(middle.streams_TCD, pre_TC, Ran(y, post_TC, comb_TCC))

@@ -1,8 +1,8 @@
 """The residual boundary: everything between two sublayers in one call (model specification 3.2).
 
 New streams from a sublayer's output, the next site's mixing weights, and the next sublayer's
-normed input. Read in order: boundary.py (the op and its plain body), cuda.py, common.cuh, rows.cu,
-tiles.cu.
+normed input. Read in order: boundary.py (the op and its plain body), cuda.py, common.cuh,
+streams.cu, mix.cu, tiles.cu.
 """
 
 from twinspark.kernels.residual.boundary import boundary, prepare_site

@@ -146,8 +146,11 @@ __device__ __forceinline__ Eight normed(const Eight& e, float inverse, const flo
 
 // ---- mixing values
 
-// Planes of a warp's group of columns: parts are outputs 0-7, 8-15, 16-23, a pair two columns.
+// Weights of a warp's group of columns: parts are outputs 0-7, 8-15, 16-23, a pair two columns. As they come, or
+// in planes, once for many rows.
+struct Lanes { float4 v[STREAMS][3][2]; };
 struct Planes { u32 hi[STREAMS][2][3][2], mid[STREAMS][2][3][2], lo[STREAMS][2][3][2]; };
+struct HalfPlanes { u32 hi[3][2], mid[3][2], lo[3][2]; };  // of a stream's half of 8 columns
 __device__ __forceinline__ void split(float a, float b, u32& hi, u32& mid, u32& lo) {
   hi = pack(a, b);
   a -= low(hi); b -= high(hi);
@@ -155,26 +158,53 @@ __device__ __forceinline__ void split(float a, float b, u32& hi, u32& mid, u32& 
   lo = pack(a - low(mid), b - high(mid));
   asm volatile("" : "+r"(hi), "+r"(mid), "+r"(lo));  // before the wait, too
 }
+__device__ __forceinline__ void split_half(HalfPlanes& f, const float4 v[3][2], int h) {
+#pragma unroll
+  for (int part = 0; part < 3; part++) {
+    const float4 w = v[part][h];
+    split(w.x, w.y, f.hi[part][0], f.mid[part][0], f.lo[part][0]);
+    split(w.z, w.w, f.hi[part][1], f.mid[part][1], f.lo[part][1]);
+  }
+}
 // fn as `prepare_site` lays it out: [group][stream][part][half of 8 columns][lane][4].
-__device__ __forceinline__ void load_planes(Planes& f, const float* fn, int group) {
+__device__ __forceinline__ void load_lanes(Lanes& f, const float* fn, int group) {
   const float* at = fn + (u64)group * (STREAMS * 3 * 2 * 128) + 4 * (threadIdx.x & 31);
-  float4 v[STREAMS][3][2];
 #pragma unroll
   for (int j = 0; j < STREAMS; j++)
 #pragma unroll
     for (int part = 0; part < 3; part++)
 #pragma unroll
-      for (int h = 0; h < 2; h++) v[j][part][h] = load_early(at + ((j * 3 + part) * 2 + h) * 128);
+      for (int h = 0; h < 2; h++) f.v[j][part][h] = load_early(at + ((j * 3 + part) * 2 + h) * 128);
+}
+__device__ __forceinline__ void load_planes(Planes& f, const float* fn, int group) {
+  Lanes lanes;
+  load_lanes(lanes, fn, group);
 #pragma unroll
   for (int j = 0; j < STREAMS; j++)
 #pragma unroll
-    for (int part = 0; part < 3; part++)
+    for (int h = 0; h < 2; h++) {
+      HalfPlanes one;
+      split_half(one, lanes.v[j], h);
 #pragma unroll
-      for (int h = 0; h < 2; h++) {
-        const float4 w = v[j][part][h];
-        split(w.x, w.y, f.hi[j][h][part][0], f.mid[j][h][part][0], f.lo[j][h][part][0]);
-        split(w.z, w.w, f.hi[j][h][part][1], f.mid[j][h][part][1], f.lo[j][h][part][1]);
-      }
+      for (int part = 0; part < 3; part++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+          f.hi[j][h][part][i] = one.hi[part][i];
+          f.mid[j][h][part][i] = one.mid[part][i];
+          f.lo[j][h][part][i] = one.lo[part][i];
+        }
+    }
+}
+__device__ __forceinline__ void get_half(HalfPlanes& to, const Lanes& f, int j, int h) { split_half(to, f.v[j], h); }
+__device__ __forceinline__ void get_half(HalfPlanes& to, const Planes& f, int j, int h) {
+#pragma unroll
+  for (int part = 0; part < 3; part++)
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      to.hi[part][i] = f.hi[j][h][part][i];
+      to.mid[part][i] = f.mid[j][h][part][i];
+      to.lo[part][i] = f.lo[j][h][part][i];
+    }
 }
 __device__ __forceinline__ void mma(float c[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -184,19 +214,21 @@ __device__ __forceinline__ void mma(float c[4], u32 a0, u32 a1, u32 a2, u32 a3, 
 // A warp's share of the sums of 8 rows into to[SUMS][TILE]: mixing values over its 32 columns of all
 // streams, and the two sums of squares. `coarse` is this lane's mark for rows 2q and 2q + 1: only the
 // first plane counts, which is fn rounded to bf16.
-__device__ __forceinline__ void group_sums(
-    float* to, const Planes& f, const Eight s[4], float collapsed, const bool coarse[2]) {
+template <class Weights> __device__ __forceinline__ void group_sums(
+    float* to, const Weights& weights, const Eight s[4], float collapsed, const bool coarse[2]) {
   float top[4] = {}, rest[4] = {}, last[4] = {};
 #pragma unroll
   for (int j = 0; j < STREAMS; j++)
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       const u32 b0 = s[j].w[2 * h], b1 = s[j].w[2 * h + 1];
-      mma(top, f.hi[j][h][0][0], f.hi[j][h][1][0], f.hi[j][h][0][1], f.hi[j][h][1][1], b0, b1);
-      mma(rest, f.lo[j][h][0][0], f.lo[j][h][1][0], f.lo[j][h][0][1], f.lo[j][h][1][1], b0, b1);
-      mma(last, 0, f.lo[j][h][2][0], 0, f.lo[j][h][2][1], b0, b1);
-      mma(rest, f.mid[j][h][0][0], f.mid[j][h][1][0], f.mid[j][h][0][1], f.mid[j][h][1][1], b0, b1);
-      mma(last, f.hi[j][h][2][0], f.mid[j][h][2][0], f.hi[j][h][2][1], f.mid[j][h][2][1], b0, b1);
+      HalfPlanes f;
+      get_half(f, weights, j, h);
+      mma(top, f.hi[0][0], f.hi[1][0], f.hi[0][1], f.hi[1][1], b0, b1);
+      mma(rest, f.lo[0][0], f.lo[1][0], f.lo[0][1], f.lo[1][1], b0, b1);
+      mma(last, 0, f.lo[2][0], 0, f.lo[2][1], b0, b1);
+      mma(rest, f.mid[0][0], f.mid[1][0], f.mid[0][1], f.mid[1][1], b0, b1);
+      mma(last, f.hi[2][0], f.mid[2][0], f.hi[2][1], f.mid[2][1], b0, b1);
     }
   const int g = (threadIdx.x & 31) >> 2, q = threadIdx.x & 3;
 #pragma unroll

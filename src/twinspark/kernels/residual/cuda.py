@@ -1,18 +1,22 @@
-"""The residual boundary on CUDA devices: one launch for up to 64 rows, two for more, the same bits.
+"""The residual boundary on CUDA devices, the same bits for few rows and for many.
 
-Owns layouts and launches; the arithmetic is in common.cuh, rows.cu and tiles.cu. Letters: T tokens,
-C = 4 streams, D hidden, M = 24 mixing values. Read next: `kernels/cuda/launch.py`.
+Up to 64 rows one launch makes streams and input, and one the mixing weights: in a recording beside
+the next sublayer, which does without them. Owns layouts and launches; the arithmetic is in
+common.cuh, streams.cu, mix.cu and tiles.cu.
+Letters: T tokens, C = 4 streams, D hidden, M = 24 mixing values.
+Read next: `kernels/cuda/launch.py`, `kernels/cuda/beside.py`.
 """
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from twinspark.kernels.cuda.beside import Branch, can_branch
 from twinspark.kernels.cuda.launch import (
     CudaModule,
     num_processors,
@@ -23,7 +27,8 @@ from twinspark.kernels.cuda.launch import (
 from twinspark.kernels.hyper_connections import HyperMix
 from twinspark.kernels.residual.site import Boundary, Ran, Site
 
-ROWS_SOURCE = Path(__file__).with_name("rows.cu")
+MIX_SOURCE = Path(__file__).with_name("mix.cu")
+STREAMS_SOURCE = Path(__file__).with_name("streams.cu")
 TILES_SOURCE = Path(__file__).with_name("tiles.cu")
 MOST_ROWS = 64
 """Rows that the one-launch kernel takes; it has one counter for every 8 of them."""
@@ -131,6 +136,16 @@ class _Call:
         return 0 if self.y is None else len(self.y)
 
     @property
+    def y_step(self) -> int:
+        """Values between the output's partials."""
+        return 0 if self.y is None else self.y.stride(0)
+
+    @property
+    def outputs(self) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        """What rows leave besides mixing weights."""
+        return self.streams_TCD, self.x_TD, self.collapsed_TD, self.tap_TD
+
+    @property
     def tap_pitch(self) -> int:
         """Values between the tap's rows."""
         return 0 if self.tap_TD is None else self.tap_TD.stride(0)
@@ -175,18 +190,25 @@ def boundary_cuda(
         tap_TD=tap_TD,
         mix=mixed,
     )
+    left = x_TCD if call.streams_TCD is None else call.streams_TCD
+    made = Boundary(left, call.x_TD, mixed, call.collapsed_TD)
     if num:
         with on_device(x_TCD.device):
-            launch = _launch_rows if num <= MOST_ROWS else _launch_tiles
-            launch(call, site, norm_eps, cache_dir)
-    left = x_TCD if call.streams_TCD is None else call.streams_TCD
-    return Boundary(left, call.x_TD, mixed, call.collapsed_TD)
+            if num > MOST_ROWS:
+                _launch_tiles(call, site, norm_eps, cache_dir)
+            else:
+                _launch_streams(call, norm_eps, cache_dir)
+                if mixed is not None and site is not None:
+                    made = _mix(made, call, site, norm_eps)
+    return made
 
 
 def _partials(y: Tensor) -> Tensor:
     if y.dtype not in (torch.bfloat16, torch.float32):
         raise ValueError(f"a sublayer's output must be bf16 or fp32 here, it is {y.dtype}")
-    return (y if y.dim() == 3 else y.unsqueeze(0)).contiguous()
+    y = y if y.dim() == 3 else y.unsqueeze(0)
+    # a stand-in's partials may be one and the same
+    return y if y[0].is_contiguous() and y.stride(0) % 8 == 0 else y.contiguous()
 
 
 def _fp32(tensor: Tensor | None) -> Tensor | None:
@@ -205,45 +227,37 @@ def _module(
     return CudaModule(source, index, dict(defines), cache_dir)
 
 
-def _launch_rows(call: _Call, site: Site | None, norm_eps: float, cache_dir: Path | None) -> None:
+def _launch_streams(call: _Call, norm_eps: float, cache_dir: Path | None) -> None:
     num, _, hidden = call.x_TCD.shape
-    index = call.x_TCD.device.index
-    module = _module(ROWS_SOURCE, index, (("HIDDEN", hidden),), cache_dir)
-    halves = hidden // 128
-    mixing, work = 0, None
-    if site is not None:
-        mixing = halves * -(-num // _TILE)
-        work = call.x_TCD.new_empty(mixing * _SUMS * _TILE, dtype=torch.float32)
-    outputs = (call.streams_TCD, call.x_TD, call.collapsed_TD, call.tap_TD)
-    by_row = num if any(t is not None for t in outputs) else 0
-    if mixing + by_row == 0:
+    if not any(t is not None for t in call.outputs):
         return
-    mixed = call.mix
+    index = call.x_TCD.device.index
+    module = _module(STREAMS_SOURCE, index, (("HIDDEN", hidden),), cache_dir)
     args = (
-        call.x_TCD,
-        call.y,
-        call.pre_TC,
-        call.post_TC,
-        call.comb_TCC,
-        None if site is None else site.lanes,
-        None if site is None else site.scale_3,
-        None if site is None else site.base_M,
-        call.bf16_T,
-        call.norm_D,
-        *outputs,
-        *((None, None, None) if mixed is None else mixed),
-        work,
-        None if site is None else site.counters,
-        num,
-        int(call.wide),
-        call.shards,
-        call.tap_pitch,
-        0 if site is None else site.iters,
-        0 if site is None else _bits(site.eps),
-        _bits(norm_eps),
-        mixing,
+        *(call.x_TCD, call.y, call.pre_TC, call.post_TC, call.comb_TCC, call.norm_D),
+        *call.outputs,
+        *(int(call.wide), call.shards, call.y_step, call.tap_pitch, _bits(norm_eps), 1),
     )
-    module.launch("boundary_rows", (mixing + by_row, 1, 1), 128, args)
+    module.launch("boundary_streams", (num, 1, 1), -(-hidden // 256) * 32, args)
+
+
+def _mix(made: Boundary, call: _Call, site: Site, norm_eps: float) -> Boundary:
+    """Make the mixing weights of what is left, in a recording beside what comes next."""
+    x_TCD, mixed = made.streams_TCD, made.mixed
+    assert mixed is not None
+    num, _, hidden = x_TCD.shape
+    halves, tiles = hidden // 128, -(-num // _TILE)
+    work = x_TCD.new_empty(tiles * halves * _SUMS * _TILE, dtype=torch.float32)
+    module = _module(MIX_SOURCE, x_TCD.device.index, (("HIDDEN", hidden),), site.cache_dir)
+    args = (
+        *(x_TCD, site.lanes, site.scale_3, site.base_M, call.bf16_T, *mixed, work, site.counters),
+        *(num, site.iters, _bits(site.eps), _bits(norm_eps)),
+    )
+    launch = partial(module.launch, "boundary_mix", (halves, tiles, 1), 128, args)
+    if not can_branch():
+        launch()
+        return made
+    return replace(made, join=Branch(launch).join, held=(work, x_TCD))
 
 
 def cuda_variants(hidden: int, shards: int, shared: int) -> Iterator[tuple[Path, dict[str, int]]]:
@@ -254,7 +268,8 @@ def cuda_variants(hidden: int, shards: int, shared: int) -> Iterator[tuple[Path,
         shards: partial outputs that a boundary adds.
         shared: bytes of shared memory of a block there.
     """
-    yield ROWS_SOURCE, {"HIDDEN": hidden}
+    yield MIX_SOURCE, {"HIDDEN": hidden}
+    yield STREAMS_SOURCE, {"HIDDEN": hidden}
     kinds = {(0, False), (1, False), (shards, False), (shards, True)}
     stages = {plan_tiles(4096, hidden, *kind, 1, shared).stages for kind in kinds}
     for mixing in (0, 1):
@@ -295,6 +310,7 @@ def _launch_tiles(call: _Call, site: Site | None, norm_eps: float, cache_dir: Pa
         num,
         int(call.wide),
         call.shards,
+        call.y_step,
         call.tap_pitch,
         plan.stage_bytes,
     )

@@ -3,6 +3,7 @@
 Letters: T tokens, C residual streams, D hidden, M = (2 + C) C mixing values, S shards.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -64,17 +65,29 @@ class Ran(NamedTuple):
     comb_TCC: Tensor
 
 
-class Boundary(NamedTuple):
+@dataclass(frozen=True)
+class Boundary:
     """What a boundary leaves.
 
     Attributes:
         streams_TCD: the streams now.
         x_TD: the next sublayer's input, or None without a norm.
-        mix: the site's weights, or None without a site.
+        mixed: the site's weights, or None without a site; read them by `mix`.
         collapsed_TD: the input before its norm, where asked for.
+        join: makes the current stream wait until the weights are there; None where they are.
+        held: what they are still made from.
     """
 
     streams_TCD: Tensor
     x_TD: Tensor | None
-    mix: HyperMix | None
+    mixed: HyperMix | None
     collapsed_TD: Tensor | None
+    join: Callable[[], None] | None = None
+    held: tuple[Tensor, ...] = ()
+
+    @property
+    def mix(self) -> HyperMix | None:
+        """The site's weights. Ask as late as can be: they are made beside what comes before."""
+        if self.join is not None:
+            self.join()
+        return self.mixed

@@ -1,4 +1,4 @@
-// The residual boundary for many rows, in the bits of rows.cu. A block keeps the mixing weights of 256
+// The residual boundary for many rows, in the bits of streams.cu and mix.cu. A block keeps the mixing weights of 256
 // columns in registers and streams rows past them; a second kernel adds the blocks' sums, makes the
 // weights and norms the collapsed rows, the last written first, which are still in the cache.
 //
@@ -22,7 +22,7 @@ template <int LEFT> __device__ __forceinline__ void copies_wait() {
 }
 
 struct Entering {
-  const u16* x; const void* y; const float *pre, *post, *comb; int y_wide, shards, rows;
+  const u16* x; const void* y; const float *pre, *post, *comb; int y_wide, shards, y_step, rows;
 };
 // A stage: runs of 16 bytes by thread, each for the thread that asks for it (4 of streams, then one or two
 // a shard of the output), then weights of the old streams by warp, 24 floats a row: comb, post, pre.
@@ -39,7 +39,7 @@ __device__ __forceinline__ void ask(const Entering& in, u32 to, int row, int col
     if (in.y) {
 #pragma unroll 1
       for (int shard = 0; shard < in.shards; shard++) {
-        const u64 at = ((u64)shard * in.rows + row) * HIDDEN + column;
+        const u64 at = (u64)shard * in.y_step + (u64)row * HIDDEN + column;
         if (in.y_wide) {
           const u32 run = to + ((STREAMS + 2 * shard) * THREADS + tid) * 16;
           copy_async(run, (const float*)in.y + at);
@@ -87,12 +87,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) boundary_tiles(
     const u16* x, const void* y, const float* pre_in, const float* post_in, const float* comb_in,
     const float* __restrict__ fn, const u8* marks, u16* streams_out, u16* x_out, u16* collapsed_out,
     u16* tap_out, float* work,
-    int rows, int y_wide, int shards, int tap_pitch, int stage_bytes) {
+    int rows, int y_wide, int shards, int y_step, int tap_pitch, int stage_bytes) {
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ float sums[2][WARPS][SUMS * TILE];
   const int tid = threadIdx.x, warp = tid >> 5, g = (tid & 31) >> 2, q = tid & 3;
   const int tiles = (rows + TILE - 1) / TILE;
-  const Entering in = {x, y, pre_in, post_in, comb_in, y_wide, shards, rows};
+  const Entering in = {x, y, pre_in, post_in, comb_in, y_wide, shards, y_step, rows};
   u32 shared_at;
   asm("{ .reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t; }" : "=r"(shared_at) : "l"(shared));
   int unit = (u64)PAIRS * tiles * blockIdx.x / gridDim.x, turn = 0;
