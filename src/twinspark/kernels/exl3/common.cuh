@@ -249,11 +249,11 @@ __device__ __forceinline__ void finish_row(float v[4], const Output& out, u64 ro
   }
   store_four(v, out, row_start + column);
 }
-// Chunk sums of a row's four columns, added ascending; AHEAD loads are under way at a time.
+// Chunk sums of a row's four columns, added ascending; AHEAD loads are under way at a time. Of none nothing is read.
 template <int AHEAD = 16>
 __device__ __forceinline__ void sum_chunks(const float* p, u64 step, int chunks, float v[4]) {
   v[0] = v[1] = v[2] = v[3] = 0.f;
-  for (int c = 0; c < chunks; c += AHEAD) {
+  for (int c = 0; c == 0 || c < chunks; c += AHEAD) {
     float4 t[AHEAD];
 #pragma unroll
     for (int i = 0; i < AHEAD; i++)

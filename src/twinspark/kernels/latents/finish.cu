@@ -7,6 +7,7 @@
 //
 // Macros: those of cache_rows/row.cuh.
 #include "../exl3/common.cuh"
+#include "../cuda/rehearse.cuh"
 namespace plain {
 #include "../plain/norm.cuh"
 }
@@ -45,41 +46,42 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) latents_finish(
     for (int k = 32 * threadIdx.x; k < rank; k += 32 * blockDim.x) prefetch(q_norm + k);
   const u64 before = part == 0 ? 0 : rank + (part > 1 ? HEAD : 0) + (part > 2 ? columns2 : 0);
   const float* from = work + (u64)chunks * M * before + (u64)row * columns;
-  wait_for_producer();
-  cached::Angles angles;
-  int target = -1;
-  if (is_row) {
-    angles = cached::load_angles(cos + (u64)row * PAIRS, sin + (u64)row * PAIRS);
-    if (targets) target = __ldcg(targets + row);
-  }
-  for (int column = 4 * threadIdx.x; column < columns; column += 4 * blockDim.x) {
-    const uint2 scale = *(const uint2*)(svh + column);
-    float f[4];
-    sum_chunks<SUMS_AHEAD>(from + column, (u64)M * columns, chunks, f);
-    hadamard(f);
-    scale_four(f, scale);
-    if (part < 2) *(uint2*)(held + column) = make_uint2(to_bf162(f[0], f[1]), to_bf162(f[2], f[3]));
-    else *(float4*)((part == 2 ? y2 : y3) + (u64)row * columns + column) = make_float4(f[0], f[1], f[2], f[3]);
-  }
-  if (part > 1) return;
-  __syncthreads();
-  if (part == 0) {
-    plain::norm_row(held, 0, q_norm, q, (u64)row * rank, rank, 0, eps, sums);
-    return;
-  }
-  if (!is_row || (target < 0 && !kv)) return;
+#pragma unroll 1
+  for (int dry = rehearse(M); dry >= 0; dry--) {
+    if (!dry) wait_for_producer();
+    cached::Angles angles = {};
+    int target = -1;
+    if (is_row && !dry) {
+      angles = cached::load_angles(cos + (u64)row * PAIRS, sin + (u64)row * PAIRS);
+      if (targets) target = __ldcg(targets + row);
+    }
+    for (int column = 4 * threadIdx.x; column < columns; column += 4 * blockDim.x) {
+      const uint2 scale = *(const uint2*)(svh + column);
+      float f[4];
+      sum_chunks<SUMS_AHEAD>(from + column, (u64)M * columns, dry ? 0 : chunks, f);
+      hadamard(f);
+      scale_four(f, scale);
+      if (part < 2) *(uint2*)(held + column) = make_uint2(to_bf162(f[0], f[1]), to_bf162(f[2], f[3]));
+      else if (!dry) *(float4*)((part == 2 ? y2 : y3) + (u64)row * columns + column) = make_float4(f[0], f[1], f[2], f[3]);
+    }
+    if (part > 1) continue;
+    __syncthreads();
+    if (part == 0) plain::norm_row(held, 0, q_norm, q, (u64)row * rank, rank, 0, eps, sums, !dry);
+    else if (is_row && (dry || target >= 0 || kv)) {
 #pragma unroll
-  for (int j = 0; j < ROW_PARTS; j++) {
-    const uint2 pairs = *(const uint2*)(held + 128 * j + 4 * lane);
-    v[j][0] = cached::low_float(pairs.x); v[j][1] = cached::high_float(pairs.x);
-    v[j][2] = cached::low_float(pairs.y); v[j][3] = cached::high_float(pairs.y);
-  }
-  cached::norm_row(v, w, eps);
-  cached::rotate_row(v, angles);
-  cached::Tile tiles[ROW_PARTS];
+      for (int j = 0; j < ROW_PARTS; j++) {
+        const uint2 pairs = *(const uint2*)(held + 128 * j + 4 * lane);
+        v[j][0] = cached::low_float(pairs.x); v[j][1] = cached::high_float(pairs.x);
+        v[j][2] = cached::low_float(pairs.y); v[j][3] = cached::high_float(pairs.y);
+      }
+      cached::norm_row(v, w, eps);
+      cached::rotate_row(v, angles);
+      cached::Tile tiles[ROW_PARTS];
 #pragma unroll
-  for (int j = 0; j < ROW_PARTS; j++) tiles[j] = cached::round_four(v[j], cached::WINDOW);
-  if (kv) cached::store_bf16(kv + (u64)row * HEAD, v);
-  if (target < 0) return;
-  cached::store_row(v, tiles, {values, scales, format, page_rows, value_step, scale_step}, target);
+      for (int j = 0; j < ROW_PARTS; j++) tiles[j] = cached::round_four(v[j], cached::WINDOW);
+      if (kv && !dry) cached::store_bf16(kv + (u64)row * HEAD, v);
+      if (target >= 0) cached::store_row(v, tiles, {values, scales, format, page_rows, value_step, scale_step}, target);
+    }
+    __syncthreads();
+  }
 }

@@ -31,9 +31,10 @@ __device__ __forceinline__ void store8(void* p, u64 at, const float v[8], int wi
 }
 
 // y = x / sqrt(mean(x^2) + eps) * weight of one row, by the first NORM_THREADS threads of a block that all come here.
-// Sums of squares: a thread's runs of 8 ascending, a butterfly over the warp, warps ascending. `part` is shared.
+// Sums of squares: a thread's runs of 8 ascending, a butterfly over the warp, warps ascending. `part` is shared. y is
+// left alone unless `stores`.
 __device__ __forceinline__ void norm_row(
-    const void* x, u64 from, const float* weight, void* y, u64 to, int width, int wide, float eps, float* part) {
+    const void* x, u64 from, const float* weight, void* y, u64 to, int width, int wide, float eps, float* part, bool stores = true) {
   const int tid = threadIdx.x;
   float sum = 0.f, v[8];
   if (tid < NORM_THREADS) {
@@ -56,6 +57,6 @@ __device__ __forceinline__ void norm_row(
     load8(w, weight, k, 1);
 #pragma unroll
     for (int i = 0; i < 8; i++) v[i] = v[i] * inverse * w[i];
-    store8(y, to + k, v, wide);
+    if (stores) store8(y, to + k, v, wide);
   }
 }

@@ -236,7 +236,7 @@ def _launch_streams(call: _Call, norm_eps: float, cache_dir: Path | None) -> Non
     args = (
         *(call.x_TCD, call.y, call.pre_TC, call.post_TC, call.comb_TCC, call.norm_D),
         *call.outputs,
-        *(int(call.wide), call.shards, call.y_step, call.tap_pitch, _bits(norm_eps), 1),
+        *(int(call.wide), call.shards, call.y_step, call.tap_pitch, _bits(norm_eps)),
     )
     module.launch("boundary_streams", (num, 1, 1), -(-hidden // 256) * 32, args)
 

@@ -3,6 +3,7 @@
 //
 // Macros: those of common.cuh.
 #include "common.cuh"
+#include "../cuda/rehearse.cuh"
 
 #define THREADS ((HIDDEN / 8 + 31) / 32 * 32)
 
@@ -11,13 +12,12 @@ __device__ __forceinline__ Eight load_shard(const void* y, int wide, u64 at) {
   return wide ? load_narrowed((const float*)y + at) : load_eight((const u16*)y + at);
 }
 
-// y null: no sublayer has run; pre_in null: stream 0. y_step: values between shards of y. grid (rows). `early` 1
-// where the kernel ahead lets this one start before its end: code is then run once before the wait, with nothing
-// loaded and nothing stored, so that it lies near by when it counts. No pointer but weights is __restrict__.
+// y null: no sublayer has run; pre_in null: stream 0. y_step: values between shards of y. grid (rows). No pointer
+// but weights is __restrict__.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) boundary_streams(
     const u16* x, const void* y, const float* pre_in, const float* post_in, const float* comb_in,
     const float* __restrict__ norm, u16* streams_out, u16* x_out, u16* collapsed_out, u16* tap_out,
-    int y_wide, int shards, int y_step, int tap_pitch, int norm_eps, int early) {
+    int y_wide, int shards, int y_step, int tap_pitch, int norm_eps) {
   __shared__ float groups[HIDDEN / 32];
   const int tid = threadIdx.x, lane = tid & 31, row = blockIdx.x;
   const bool there = 8 * tid < HIDDEN;
@@ -29,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) boundary_streams(
     w[1] = load_early(norm + column + 4);
   }
 #pragma unroll 1
-  for (int dry = early; dry >= 0; dry--) {
+  for (int dry = rehearse(gridDim.x); dry >= 0; dry--) {
     if (!dry) wait_for_producer();
     const bool stores = there && !dry;
     Coefs c = {{1.f, 0.f, 0.f, 0.f}};
