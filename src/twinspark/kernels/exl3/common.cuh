@@ -75,17 +75,25 @@ __device__ __forceinline__ void bulk_copy(u32 to, const void* from, u32 bytes, u
 }
 // ---- weights
 
-template <int CODEBOOK_>
-__device__ __forceinline__ u32 weight_pair(u32 s0, u32 s1) {  // two states to two fp16 weights
+// A mul1 weight is an affine function of the sum of its product's four bytes. Tensor cores add them: a
+// lane's four products are its fragment of the first operand, and `picks` lead its own sums back to it.
+// They come doubled, and as fp16 bits that is sum * 2^-23: the scale after it is the codebook's * 2^23.
+__device__ __forceinline__ void add_bytes(u32 twice[4], const u32 product[4], const u32 picks[2]) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.u8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%10,%10,%10,%10};"
+      : "=r"(twice[0]), "=r"(twice[1]), "=r"(twice[2]), "=r"(twice[3])
+      : "r"(product[0]), "r"(product[2]), "r"(product[1]), "r"(product[3]), "r"(picks[0]), "r"(picks[1]),
+        "r"(0));
+}
+__device__ __forceinline__ u32 weights_of_sums(u32 twice0, u32 twice1) {
   u32 d;
-  if (CODEBOOK_ == 0) {
-    const u32 sum0 = __dp4a(s0 * 0x83DCD12Du, 0x01010101u, 0x6400u);  // fp16 bits of 1024 + byte sum
-    const u32 sum1 = __dp4a(s1 * 0x83DCD12Du, 0x01010101u, 0x6400u);
-    const u32 packed = __byte_perm(sum0, sum1, 0x5410);
-    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(packed), "r"(0x1EEE1EEEu), "r"(0xC931C931u));
-    return d;
-  }
-  u32 x0 = CODEBOOK_ == 1 ? s0 * 0xCBAC1FEDu : s0 * 89226354u + 64248484u;
+  const u32 packed = twice1 * 65536u + twice0;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(packed), "r"(0x7AEE7AEEu), "r"(0xC2E8C2E8u));
+  return d;
+}
+template <int CODEBOOK_>
+__device__ __forceinline__ u32 weight_pair(u32 s0, u32 s1) {  // two states to two fp16 weights, mcg and 3inst
+  u32 d, x0 = CODEBOOK_ == 1 ? s0 * 0xCBAC1FEDu : s0 * 89226354u + 64248484u;
   u32 x1 = CODEBOOK_ == 1 ? s1 * 0xCBAC1FEDu : s1 * 89226354u + 64248484u;
   x0 = (x0 & 0x8FFF8FFFu) ^ 0x3B603B60u;
   x1 = (x1 & 0x8FFF8FFFu) ^ 0x3B603B60u;
@@ -104,7 +112,7 @@ template <int BITS_> struct Width {
 template <int BITS_> struct WordsOf { u32 hi[Width<BITS_>::GROUPS], lo[Width<BITS_>::GROUPS]; };
 template <int BITS_> struct PlacesOf {
   int hi[Width<BITS_>::GROUPS], lo[Width<BITS_>::GROUPS];
-  u32 shift[Width<BITS_>::GROUPS];
+  u32 shift[Width<BITS_>::GROUPS], picks[2];
 };
 
 template <int BITS_>
@@ -115,8 +123,10 @@ __device__ __forceinline__ PlacesOf<BITS_> places_of(int lane) {
     const int end = (8 * lane + Width<BITS_>::VALUES * (g + 1)) * BITS_;
     p.lo[g] = (end - 1) >> 5;
     p.hi[g] = (p.lo[g] == 0 ? Width<BITS_>::TILE : p.lo[g]) - 1;  // the ring wraps
-    p.shift[g] = (32 - (end & 31)) & 31;
+    p.shift[g] = BITS_ % 4 == 0 ? 0 : (32 - (end & 31)) & 31;
   }
+#pragma unroll
+  for (int i = 0; i < 2; i++) p.picks[i] = (lane >> 2) == 2 * (lane & 3) + i ? 0x02020202u : 0u;
   return p;
 }
 template <int BITS_>
@@ -127,29 +137,52 @@ __device__ __forceinline__ void load_words(WordsOf<BITS_>& w, const u32* tile, c
     w.lo[g] = tile[p.lo[g]];
   }
 }
-// Bits [shift, shift + 16) of hi:lo; `mid` is hi:lo shifted right by 16, `shift` a constant.
-__device__ __forceinline__ u32 window(u32 lo, u32 mid, int shift) {
-  if (shift == 0) return lo & 0xffff;
-  if (shift == 16) return lo >> 16;
-  if (shift == 8) return __byte_perm(lo, 0, 0x4421);
-  if (shift < 16) return __byte_perm(lo << (16 - shift), 0, 0x4432);
-  if (shift == 24) return __byte_perm(mid, 0, 0x4421);
-  return __byte_perm(mid << (32 - shift), 0, 0x4432);
+// 16 bits of a word, from a constant place 0..16 on.
+__device__ __forceinline__ u32 window(u32 word, int at) {
+  if (at == 0) return word & 0xffff;
+  if (at == 16) return word >> 16;
+  if (at == 8) return __byte_perm(word, 0, 0x4421);
+  return __byte_perm(word << (16 - at), 0, 0x4432);
+}
+// A lane's states. The first of a group ends at the top of `up`, and so those that `lo` does not hold are
+// there; a window at a whole byte takes one instruction, others take two.
+template <int BITS_>
+__device__ __forceinline__ void states_of(const WordsOf<BITS_>& words, const PlacesOf<BITS_>& p, u32 s[8]) {
+  constexpr int VALUES = Width<BITS_>::VALUES, TOP = (VALUES - 1) * BITS_, UP = TOP > 16 ? TOP - 16 : 0;
+#pragma unroll
+  for (int g = 0; g < Width<BITS_>::GROUPS; g++) {
+    const u32 lo = __funnelshift_r(words.lo[g], words.hi[g], p.shift[g]);
+    const u32 up = __funnelshift_r(words.lo[g], words.hi[g], p.shift[g] + UP);
+#pragma unroll
+    for (int i = 0; i < VALUES; i++) {
+      const int at = (VALUES - 1 - i) * BITS_;
+      const bool is_up = at > 16 || (UP > 0 && at >= UP && at % 8 != 0 && (at - UP) % 8 == 0);
+      u32& state = s[g * VALUES + i];
+      if (is_up) state = window(up, at - UP);
+      else if (BITS_ == 2) state = window(lo >> at % 8, at / 8 * 8);  // two windows share a shift
+      else state = window(lo, at);
+    }
+  }
 }
 // The A operand of one m16n8k16: 16 outputs by 16 inputs (the format's stream order is that of lanes).
+// Whole warps run it.
 template <int CODEBOOK_, int BITS_>
 __device__ __forceinline__ void decode_tile(const WordsOf<BITS_>& words, const PlacesOf<BITS_>& p, u32 w[4]) {
-  constexpr int GROUPS = Width<BITS_>::GROUPS, VALUES = Width<BITS_>::VALUES;
+  constexpr int TO[4] = {0, 2, 1, 3};
   u32 s[8];
+  states_of(words, p, s);
+  if (CODEBOOK_ == 0) {
+    u32 twice[8];
 #pragma unroll
-  for (int g = 0; g < GROUPS; g++) {
-    const u32 lo = __funnelshift_r(words.lo[g], words.hi[g], p.shift[g]), hi = words.hi[g] >> p.shift[g];
-    const u32 mid = __funnelshift_r(lo, hi, 16);
+    for (int i = 0; i < 8; i++) s[i] *= 0x83DCD12Du;
+    add_bytes(twice, s, p.picks);
+    add_bytes(twice + 4, s + 4, p.picks);
 #pragma unroll
-    for (int i = 0; i < VALUES; i++) s[g * VALUES + i] = window(lo, mid, (VALUES - 1 - i) * BITS_);
+    for (int i = 0; i < 4; i++) w[TO[i]] = weights_of_sums(twice[2 * i], twice[2 * i + 1]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; i++) w[TO[i]] = weight_pair<CODEBOOK_>(s[2 * i], s[2 * i + 1]);
   }
-  w[0] = weight_pair<CODEBOOK_>(s[0], s[1]); w[2] = weight_pair<CODEBOOK_>(s[2], s[3]);
-  w[1] = weight_pair<CODEBOOK_>(s[4], s[5]); w[3] = weight_pair<CODEBOOK_>(s[6], s[7]);
 }
 #ifdef BITS
 #define TILE_WORDS (8 * BITS)

@@ -241,7 +241,7 @@ def _decode(
     limit = _float_bits(shards[0].limit)
     module.launch(
         "experts_act",
-        (width // 128, -(-pairs // 4), sets),
+        (width // 128, -(-pairs // 2), sets),
         128,
         (*tables, sums, ids_TA, kept_TA, weights_TA, act, *sizes, hidden, width, limit),
     )
@@ -261,7 +261,7 @@ def _decode(
     module.launch(
         "experts_combine",
         (hidden // 128, num, sets),
-        256,
+        32 * (places + 1),
         (*tables, down, ids_TA, kept_TA, out_STD, *sizes, width, hidden),
     )
 

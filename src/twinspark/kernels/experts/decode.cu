@@ -23,10 +23,19 @@ struct Item { int expert, count; u16 pairs[MOST_ROWS], rows[MOST_ROWS]; };
 __device__ __forceinline__ int id_of(const int* ids, const unsigned char* kept, int at) {
   return kept && !__ldcg(kept + at) ? -1 : __ldcg(ids + at);
 }
-// Run by one warp: the shared expert (item 0) or the item-th expert by id that a row has; -1: none.
+// Run by one warp: the shared expert (item 0) or the item-th expert by id that a row has; -1: none. A
+// single row's experts are in order already.
 __device__ __forceinline__ void find_item(
     Item& out, u32* seen, const int* ids, const unsigned char* kept, int rows, int places, int experts, int item) {
   const int lane = threadIdx.x & 31, all = rows * places;
+  if (rows == 1 && item > 0) {
+    if (lane == 0) {
+      out.expert = id_of(ids, kept, item - 1);
+      out.count = 1; out.pairs[0] = item - 1; out.rows[0] = 0;
+    }
+    __syncwarp();
+    return;
+  }
   if (item == 0) {
     for (int r = lane; r < rows; r += 32) { out.pairs[r] = r * (places + 1) + places; out.rows[r] = r; }
     if (lane == 0) { out.expert = experts; out.count = rows; }
@@ -211,6 +220,13 @@ __device__ __forceinline__ void products(
     for (int i = 0; i < MOST_PARTS; i++) barrier_init(full_at + 8 * i, 1);
     barriers_ready();
   }
+  if (!DOWN && number > 0) {  // where matrices are comes near while the router chooses
+    const u32 block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * (number - 1));
+    const u32 at = 128 * (block * WARPS + (threadIdx.x >> 5));
+    const char* line = (const char*)tables.of(shard) + at;
+    if ((threadIdx.x & 31) == 0 && at < (experts + 1) * 3 * sizeof(Matrix))
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
+  }
   // The ids are older than the kernel ahead of experts_down; only experts_hidden must wait for them.
   if (!DOWN && number > 0) wait_for_producer();
   if (threadIdx.x < 32) {
@@ -223,7 +239,7 @@ __device__ __forceinline__ void products(
     return;
   }
   ask_for_weights(smem_address(tiles), full_at, matrix, column_block, unit, width, outputs);
-  if (threadIdx.x < 32 && number > 0) find_pairs(item, ids, kept, rows, places);
+  if (threadIdx.x < 32 && number > 0 && rows > 1) find_pairs(item, ids, kept, rows, places);
   wait_for_producer();
   let_consumer_start();  // not before the ids are there: see above
   __syncthreads();
@@ -258,59 +274,75 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT) experts_down(
   products<true>({t0, t1, t2, t3}, x, ids, kept, work, rows, places, experts, items, inputs, outputs);
 }
 
-// Sums of gate and up to the rotated input of down, fp16 [shard][pair][width]; a warp takes 128 values
-// of a pair. grid (width / 128, pairs / 4 rounded up, shards).
+// Sums of gate and up to the rotated input of down, fp16 [shard][pair][width]. Two warps take 128 values
+// of a pair, one those of gate and one those of up. grid (width / 128, pairs / 2 rounded up, shards).
 extern "C" __global__ void __launch_bounds__(128) experts_act(
     const Matrix* t0, const Matrix* t1, const Matrix* t2, const Matrix* t3, const float* work,
     const int* ids, const unsigned char* kept, const float* weights, u16* out,
     int rows, int places, int experts, int inputs, int width, int limit) {
+  __shared__ float4 ups[2][32];
   let_consumer_start();
-  const int all = rows * (places + 1), pair = blockIdx.y * 4 + (threadIdx.x >> 5), shard = blockIdx.z;
-  const int column = blockIdx.x * 128 + 4 * (threadIdx.x & 31);
+  const int lane = threadIdx.x & 31, which = threadIdx.x >> 6, mine = threadIdx.x >> 5 & 1;
+  const int all = rows * (places + 1), pair = blockIdx.y * 2 + mine, shard = blockIdx.z;
+  const int column = blockIdx.x * 128 + 4 * lane;
   const int row = pair / (places + 1), place = pair - row * (places + 1), at = row * places + place;
-  const bool there = pair < all;
-  const int expert = !there ? -1 : place == places ? experts : id_of(ids, kept, at);
-  if (expert < 0) { wait_for_producer(); return; }
-  const Tables tables = {t0, t1, t2, t3};
-  const Matrix* m = tables.of(shard) + expert * 3;
+  // ids and weights are older than the kernel ahead
+  const int expert = pair >= all ? -1 : place == places ? experts : id_of(ids, kept, at);
   const int num_chunks = (inputs + CHUNK - 1) / CHUNK;
-  const u64 set_pitch = (u64)num_chunks * width, pair_at = ((u64)shard * all + pair);
-  const float weight = place == places ? 1.f : __ldcg(weights + at);
+  const u64 pair_at = (u64)shard * all + pair, from = (pair_at * 2 + which) * num_chunks * width + column;
+  const Tables tables = {t0, t1, t2, t3};
+  uint2 svh = {}, suh = {};
+  float weight = 1.f, v[4];
+  if (expert >= 0) {
+    const Matrix* m = tables.of(shard) + expert * 3;
+    const u16 *its_svh = pointer_early(&m[which].svh), *down_suh = pointer_early(&m[2].suh);
+    if (place < places) weight = __ldcg(weights + at);
+    svh = load_early(its_svh + column);
+    suh = load_early(down_suh + column);
+  }
   wait_for_producer();
-  float gate[4], up[4];
-  sum_chunks(work + pair_at * 2 * set_pitch + column, width, num_chunks, gate);
-  sum_chunks(work + (pair_at * 2 + 1) * set_pitch + column, width, num_chunks, up);
-  finish_values(gate, m[0].svh + column);
-  finish_values(up, m[1].svh + column);
-  *(uint2*)(out + pair_at * width + column) =
-      activate(gate, up, weight, __int_as_float(limit), *(const uint2*)(m[2].suh + column));
+  if (expert >= 0) {
+    sum_chunks<10>(work + from, width, num_chunks, v);
+    hadamard(v);
+    scale_four(v, svh);
+    if (which) ups[mine][lane] = make_float4(v[0], v[1], v[2], v[3]);
+  }
+  __syncthreads();
+  if (which || expert < 0) return;
+  const float4 u = ups[mine][lane];
+  const float up[4] = {u.x, u.y, u.z, u.w};
+  *(uint2*)(out + pair_at * width + column) = activate(v, up, weight, __int_as_float(limit), suh);
 }
 
 // Finished outputs of a row's experts, added by ascending expert, the shared one last: bf16
-// [shard][row][outputs]. grid (outputs / 128, rows, shards).
-extern "C" __global__ void __launch_bounds__(256) experts_combine(
+// [shard][row][outputs]. A warp finishes a place. grid (outputs / 128, rows, shards), 32 * (places + 1)
+// threads.
+extern "C" __global__ void __launch_bounds__(32 * MOST_PLACES) experts_combine(
     const Matrix* t0, const Matrix* t1, const Matrix* t2, const Matrix* t3, const float* work,
     const int* ids, const unsigned char* kept, u16* out,
     int rows, int places, int experts, int inputs, int outputs) {
   __shared__ float4 finished[MOST_PLACES][32];
   let_consumer_start();
-  const int lane = threadIdx.x & 31, row = blockIdx.y, shard = blockIdx.z;
+  const int lane = threadIdx.x & 31, place = threadIdx.x >> 5, row = blockIdx.y, shard = blockIdx.z;
   const int column = blockIdx.x * 128 + 4 * lane, num_chunks = (inputs + CHUNK - 1) / CHUNK;
   const Tables tables = {t0, t1, t2, t3};
+  // ids are older than the kernel ahead
+  const int expert = place == places ? experts : id_of(ids, kept, row * places + place);
+  uint2 svh = {};
+  if (expert >= 0)
+    svh = load_early(pointer_early(&tables.of(shard)[expert * 3 + 2].svh) + column);
   wait_for_producer();
-  for (int place = threadIdx.x >> 5; place <= places; place += 8) {
-    const int expert = place == places ? experts : id_of(ids, kept, row * places + place);
-    float v[4] = {0.f, 0.f, 0.f, 0.f};
-    if (expert >= 0) {
-      const u64 pair = ((u64)shard * rows + row) * (places + 1) + place;
-      sum_chunks(work + pair * num_chunks * outputs + column, outputs, num_chunks, v);
-      finish_values(v, tables.of(shard)[expert * 3 + 2].svh + column);
-    }
-    finished[place][lane] = make_float4(v[0], v[1], v[2], v[3]);
-  }
-  __syncthreads();
-  if (threadIdx.x >= 32) return;
   float v[4] = {0.f, 0.f, 0.f, 0.f};
-  for (int place = 0; place <= places; place++) add_four(v, finished[place][lane]);
+  if (expert >= 0) {
+    const u64 pair = ((u64)shard * rows + row) * (places + 1) + place;
+    sum_chunks<4>(work + pair * num_chunks * outputs + column, outputs, num_chunks, v);
+    hadamard(v);
+    scale_four(v, svh);
+  }
+  finished[place][lane] = make_float4(v[0], v[1], v[2], v[3]);
+  __syncthreads();
+  if (place > 0) return;
+  v[0] = v[1] = v[2] = v[3] = 0.f;
+  for (int i = 0; i <= places; i++) add_four(v, finished[i][lane]);
   *(uint2*)(out + ((u64)shard * rows + row) * outputs + column) = bf16_four(v);
 }
