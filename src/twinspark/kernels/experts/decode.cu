@@ -6,6 +6,8 @@
 // inputs and 16 * WARPS columns; which expert that is it finds in the ids itself, so that no kernel
 // lists them. Pair p = row * (A + 1) + place; place A is the shared expert.
 //
+// The first three can leave the shared expert out, or all others: it needs no router.
+//
 // Macros: WARPS 4 or 8 of a block, RESIDENT blocks an SM at least, CODEBOOK_MASK codebooks in use.
 #include "../exl3/common.cuh"
 #include "tables.cuh"
@@ -203,7 +205,7 @@ __device__ __forceinline__ void copy_rows(
 template <bool DOWN>
 __device__ __forceinline__ void products(
     const Tables& tables, const u16* x, const int* ids, const unsigned char* kept, float* work,
-    int rows, int places, int experts, int items, int inputs, int outputs) {
+    int rows, int places, int experts, int first_item, int items, int inputs, int outputs) {
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ __align__(8) u64 full[MOST_PARTS];
   __shared__ u32 seen[SEEN_WORDS];
@@ -215,6 +217,7 @@ __device__ __forceinline__ void products(
   const int which = DOWN ? 2 : blockIdx.y & 1, width = unit_width(unit, num_units(inputs), inputs);
   int number = blockIdx.z, shard = 0;
   for (; number >= items; number -= items) shard++;
+  number += first_item;
   const u32 full_at = smem_address(full), xs_at = smem_address(xs);
   if (threadIdx.x == 0) {
     for (int i = 0; i < MOST_PARTS; i++) barrier_init(full_at + 8 * i, 1);
@@ -259,35 +262,37 @@ __device__ __forceinline__ void products(
   }
 }
 
-// grid (column blocks, units * 2, items at most * shards).
+// grid (column blocks, units * 2, items * shards); `items` from `first_item` on: 0 is the shared expert.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT) experts_hidden(
     const Matrix* t0, const Matrix* t1, const Matrix* t2, const Matrix* t3, const u16* __restrict__ x,
-    const int* ids, const unsigned char* kept, float* work, int rows, int places, int experts, int items,
-    int inputs, int outputs) {
-  products<false>({t0, t1, t2, t3}, x, ids, kept, work, rows, places, experts, items, inputs, outputs);
+    const int* ids, const unsigned char* kept, float* work, int rows, int places, int experts, int first_item,
+    int items, int inputs, int outputs) {
+  products<false>({t0, t1, t2, t3}, x, ids, kept, work, rows, places, experts, first_item, items, inputs, outputs);
 }
-// grid (column blocks, units, items at most * shards).
+// grid (column blocks, units, items * shards).
 extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT) experts_down(
     const Matrix* t0, const Matrix* t1, const Matrix* t2, const Matrix* t3, const u16* x,
-    const int* ids, const unsigned char* kept, float* work, int rows, int places, int experts, int items,
-    int inputs, int outputs) {
-  products<true>({t0, t1, t2, t3}, x, ids, kept, work, rows, places, experts, items, inputs, outputs);
+    const int* ids, const unsigned char* kept, float* work, int rows, int places, int experts, int first_item,
+    int items, int inputs, int outputs) {
+  products<true>({t0, t1, t2, t3}, x, ids, kept, work, rows, places, experts, first_item, items, inputs, outputs);
 }
 
-// Sums of gate and up to the rotated input of down, fp16 [shard][pair][width]. Two warps take 128 values
-// of a pair, one those of gate and one those of up. grid (width / 128, pairs / 2 rounded up, shards).
+// Sums of gate and up to the rotated input of down, fp16 [shard][pair][width], of places `first_place` to before
+// `end_place` of a row. Two warps take 128 values of a pair, one those of gate and one those of up. grid (width / 128,
+// pairs of these places / 2 rounded up, shards).
 extern "C" __global__ void __launch_bounds__(128) experts_act(
     const Matrix* t0, const Matrix* t1, const Matrix* t2, const Matrix* t3, const float* work,
     const int* ids, const unsigned char* kept, const float* weights, u16* out,
-    int rows, int places, int experts, int inputs, int width, int limit) {
+    int rows, int places, int experts, int first_place, int end_place, int inputs, int width, int limit) {
   __shared__ float4 ups[2][32];
   let_consumer_start();
   const int lane = threadIdx.x & 31, which = threadIdx.x >> 6, mine = threadIdx.x >> 5 & 1;
-  const int all = rows * (places + 1), pair = blockIdx.y * 2 + mine, shard = blockIdx.z;
-  const int column = blockIdx.x * 128 + 4 * lane;
-  const int row = pair / (places + 1), place = pair - row * (places + 1), at = row * places + place;
+  const int each = end_place - first_place, number = blockIdx.y * 2 + mine, shard = blockIdx.z;
+  const int column = blockIdx.x * 128 + 4 * lane, all = rows * (places + 1);
+  const int row = number / each, place = first_place + number - row * each, at = row * places + place;
+  const int pair = row * (places + 1) + place;
   // ids and weights are older than the kernel ahead
-  const int expert = pair >= all ? -1 : place == places ? experts : id_of(ids, kept, at);
+  const int expert = row >= rows ? -1 : place == places ? experts : id_of(ids, kept, at);
   const int num_chunks = (inputs + CHUNK - 1) / CHUNK;
   const u64 pair_at = (u64)shard * all + pair, from = (pair_at * 2 + which) * num_chunks * width + column;
   const Tables tables = {t0, t1, t2, t3};
