@@ -68,6 +68,12 @@ __device__ __forceinline__ void barrier_wait(u32 at, u32 parity) {
       "{\n .reg .pred p;\n again:\n mbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n"
       " @p bra done;\n bra again;\n done:\n }" ::"r"(at), "r"(parity) : "memory");
 }
+// One lane of a converged warp: the compiler then knows that one copies, and needs no loop over lanes.
+__device__ __forceinline__ bool is_elected() {
+  u32 one;
+  asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(one));
+  return one;
+}
 __device__ __forceinline__ void bulk_copy(u32 to, const void* from, u32 bytes, u32 barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
@@ -127,6 +133,20 @@ __device__ __forceinline__ PlacesOf<BITS_> places_of(int lane) {
   }
 #pragma unroll
   for (int i = 0; i < 2; i++) p.picks[i] = (lane >> 2) == 2 * (lane & 3) + i ? 0x02020202u : 0u;
+  return p;
+}
+// The same, held in registers: without an exchange the compiler makes them anew for every part.
+template <int BITS_>
+__device__ __forceinline__ PlacesOf<BITS_> held(PlacesOf<BITS_> p) {
+  const int lane = threadIdx.x & 31;
+#pragma unroll
+  for (int g = 0; g < Width<BITS_>::GROUPS; g++) {
+    p.hi[g] = __shfl_sync(0xffffffffu, p.hi[g], lane);
+    p.lo[g] = __shfl_sync(0xffffffffu, p.lo[g], lane);
+    if (BITS_ % 4) p.shift[g] = __shfl_sync(0xffffffffu, p.shift[g], lane);
+  }
+#pragma unroll
+  for (int i = 0; i < 2; i++) p.picks[i] = __shfl_sync(0xffffffffu, p.picks[i], lane);
   return p;
 }
 template <int BITS_>
@@ -211,11 +231,9 @@ __device__ __forceinline__ void hadamard(float v[4]) {
   const int lane = threadIdx.x & 31;
 #pragma unroll
   for (int bit = 1; bit < 32; bit <<= 1) {
+    const float sign = lane & bit ? -1.f : 1.f;  // exact, so that the addition is rounded alone
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const float other = __shfl_xor_sync(0xffffffffu, v[i], bit);
-      v[i] = (lane & bit) ? other - v[i] : v[i] + other;
-    }
+    for (int i = 0; i < 4; i++) v[i] = __fmaf_rn(v[i], sign, __shfl_xor_sync(0xffffffffu, v[i], bit));
   }
 #pragma unroll
   for (int i = 0; i < 4; i++) v[i] *= INV_SQRT128;

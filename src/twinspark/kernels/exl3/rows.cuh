@@ -116,7 +116,7 @@ __device__ __forceinline__ void multiply_unit(
   }
   barrier_wait(full_at + 8 * PARTS, 0);
 #endif
-  const Places at = places(lane);
+  const Places at = held(places(lane));
   float acc[ROW_TILES][4] = {};
   const u32 x_at = xs_at + (lane & 7) * XPITCH * 2 + (lane >> 3) * 16;
   const u32* mine = tiles + warp * TILE_WORDS;

@@ -113,13 +113,14 @@ __device__ __forceinline__ int unit_width(int unit, int units, int inputs) {
 __device__ __forceinline__ void ask_for_weights(
     u32 to, u32 full_at, const Matrix& m, int column_block, int unit, int width, int outputs) {
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0);
-  const u32 tile_bytes = 32 * m.bits, bytes = WARPS * tile_bytes;
-  const u64 pitch = (u64)(outputs / 16) * tile_bytes;
-  const char* from = (const char*)m.trellis + (unit * KTILES + warp) * pitch + column_block * bytes;
-  if ((threadIdx.x & 31) != 0) return;
+  const u32 tile_bytes = 32 * m.bits, bytes = WARPS * tile_bytes, pitch = outputs / 16 * tile_bytes;
+  const char* from = (const char*)m.trellis + (unit * KTILES + warp) * (u64)pitch + column_block * bytes;
+  if (!is_elected()) return;
   if (warp == 0)
+#pragma unroll 1
     for (int part = 0; part < width / 128; part++) barrier_expect(full_at + 8 * part, PART * bytes);
-  for (int k = warp; k < width / 16; k += WARPS, from += WARPS * pitch)
+#pragma unroll 1
+  for (int k = warp; k < width / 16; k += WARPS, from += (u64)WARPS * pitch)
     bulk_copy(to + k * bytes, from, bytes, full_at + 8 * (k / PART));
 }
 template <int CODEBOOK, int BITS>
@@ -144,7 +145,7 @@ template <int CODEBOOK, int BITS>
 __device__ __forceinline__ void multiply_rows(
     const u32* tiles, u32 xs_at, u32 full_at, int width, const Sums& sums, const u16* pairs, int count) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = 2 * (lane & 3);
-  const PlacesOf<BITS> at = places_of<BITS>(lane);
+  const PlacesOf<BITS> at = held(places_of<BITS>(lane));
   const u32 x_at = xs_at + (lane & 7) * XPITCH * 2 + (lane >> 3) * 16;
   float acc[4] = {};
 #pragma unroll 1
