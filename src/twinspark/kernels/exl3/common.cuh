@@ -16,7 +16,6 @@ typedef unsigned short u16;
 #define PART 8  // k tiles behind one barrier
 #define PARTS (KTILES / PART)
 #define INV_SQRT128 0.08838834764831845f
-#define HALF_MAX 65504.f
 
 enum { TYPE_BF16 = 0, TYPE_FP16 = 1, TYPE_FP32 = 2 };
 
@@ -40,10 +39,11 @@ __device__ __forceinline__ u32 to_bf162(float lo, float hi) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(hi), "f"(lo));
   return d;
 }
-__device__ __forceinline__ float clamp_half(float v) {  // not a number stays what it is
-  asm("min.NaN.f32 %0, %0, %1;" : "+f"(v) : "f"(HALF_MAX));
-  asm("max.NaN.f32 %0, %0, %1;" : "+f"(v) : "f"(-HALF_MAX));
-  return v;
+// Cut at the largest fp16 numbers; not a number stays what it is.
+__device__ __forceinline__ u32 to_finite_half2(float lo, float hi) {
+  u32 d;
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(hi), "f"(lo));
+  return d;
 }
 
 // ---- order between blocks, kernels and copies
@@ -81,9 +81,13 @@ __device__ __forceinline__ void bulk_copy(u32 to, const void* from, u32 bytes, u
 }
 // ---- weights
 
-// A mul1 weight is an affine function of the sum of its product's four bytes. Tensor cores add them: a
-// lane's four products are its fragment of the first operand, and `picks` lead its own sums back to it.
-// They come doubled, and as fp16 bits that is sum * 2^-23: the scale after it is the codebook's * 2^23.
+// A mul1 weight is an affine function of the sum of its product's four bytes. Where tensor cores have time for it,
+// which they have not beside products of many rows, they add them: a lane's four products are its fragment of the
+// first operand, and `picks` lead its own sums back to it. They come doubled, and as fp16 bits that is sum * 2^-23:
+// the scale after it is the codebook's * 2^23. The same weights either way.
+#ifndef SUMS_BY_TENSOR_CORES
+#define SUMS_BY_TENSOR_CORES 0
+#endif
 __device__ __forceinline__ void add_bytes(u32 twice[4], const u32 product[4], const u32 picks[2]) {
   asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.u8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
       "{%10,%10,%10,%10};"
@@ -98,8 +102,16 @@ __device__ __forceinline__ u32 weights_of_sums(u32 twice0, u32 twice1) {
   return d;
 }
 template <int CODEBOOK_>
-__device__ __forceinline__ u32 weight_pair(u32 s0, u32 s1) {  // two states to two fp16 weights, mcg and 3inst
-  u32 d, x0 = CODEBOOK_ == 1 ? s0 * 0xCBAC1FEDu : s0 * 89226354u + 64248484u;
+__device__ __forceinline__ u32 weight_pair(u32 s0, u32 s1) {  // two states to two fp16 weights
+  u32 d;
+  if (CODEBOOK_ == 0) {
+    const u32 sum0 = __dp4a(s0 * 0x83DCD12Du, 0x01010101u, 0x6400u);  // fp16 bits of 1024 + byte sum
+    const u32 sum1 = __dp4a(s1 * 0x83DCD12Du, 0x01010101u, 0x6400u);
+    const u32 packed = __byte_perm(sum0, sum1, 0x5410);
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(packed), "r"(0x1EEE1EEEu), "r"(0xC931C931u));
+    return d;
+  }
+  u32 x0 = CODEBOOK_ == 1 ? s0 * 0xCBAC1FEDu : s0 * 89226354u + 64248484u;
   u32 x1 = CODEBOOK_ == 1 ? s1 * 0xCBAC1FEDu : s1 * 89226354u + 64248484u;
   x0 = (x0 & 0x8FFF8FFFu) ^ 0x3B603B60u;
   x1 = (x1 & 0x8FFF8FFFu) ^ 0x3B603B60u;
@@ -191,7 +203,7 @@ __device__ __forceinline__ void decode_tile(const WordsOf<BITS_>& words, const P
   constexpr int TO[4] = {0, 2, 1, 3};
   u32 s[8];
   states_of(words, p, s);
-  if (CODEBOOK_ == 0) {
+  if (CODEBOOK_ == 0 && SUMS_BY_TENSOR_CORES) {
     u32 twice[8];
 #pragma unroll
     for (int i = 0; i < 8; i++) s[i] *= 0x83DCD12Du;
@@ -270,8 +282,8 @@ __device__ __forceinline__ uint2 rotate_four(const Four& f, int type, uint2 suh)
   v[2] *= half_to_float(suh.y & 0xffff); v[3] *= half_to_float(suh.y >> 16);
   hadamard(v);
   uint2 o;
-  o.x = to_half2(clamp_half(v[0]), clamp_half(v[1]));
-  o.y = to_half2(clamp_half(v[2]), clamp_half(v[3]));
+  o.x = to_finite_half2(v[0], v[1]);
+  o.y = to_finite_half2(v[2], v[3]);
   return o;
 }
 // Four values times their scales.
