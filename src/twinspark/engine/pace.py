@@ -25,11 +25,12 @@ whose gap is a round longer, and a half if layers are not foretold well."""
 MOST_PIECE_S = 0.75
 """What a piece may take, rounds in between not counted: prompts that come meanwhile wait for it."""
 
-GROWTH = 4
+GROWTH = 2
 """How many times as many units as any before a piece may have, as its time is foretold."""
 
-FEW_UNITS = 16
-"""Pieces of no more may owe their time to being pieces; larger ones tell what part is theirs."""
+FEW_UNITS = 64
+"""Pieces of no more may owe their time to being pieces: before it is known what part is theirs, a
+larger one tells; behind larger ones a smaller one does."""
 
 SMALL_DEBT_S = 0.005
 """Seconds owed to decoding that nobody notices; more are made good to the last."""
@@ -146,7 +147,8 @@ class Pace:
 
     def observe_piece(self, seconds: float, *, units: float, depth: int) -> None:
         """Learn how long the first `depth` layers of pieces took, which are all that have rows."""
-        self._line.add(units * self._num_layers / depth, seconds / depth)
+        if self._unit_s is not None:  # the first piece of all also loads what pieces need
+            self._line.add(units * self._num_layers / depth, seconds / depth)
         self._most_units = max(self._most_units, units)
         self._observe_unit(seconds / units)
 
@@ -172,6 +174,10 @@ class Pace:
         if self.round_s(num_windows) is None or self._unit_s is None:
             return 0.0
         fixed_s, slope_s = self._layer()
+        if self._are_whole(allowed_s):
+            return (allowed_s / self._num_layers - fixed_s) / slope_s
+        if self._line.slope_s is None and self._most_units > FEW_UNITS:
+            return min(allowed_s / self._unit_s, self._most_units / 2)
         layer_s = max(MOST_PIECE_S, allowed_s) / self._num_layers
         return min(max(layer_s - fixed_s, fixed_s) / slope_s, GROWTH * self._most_units)
 
@@ -181,11 +187,21 @@ class Pace:
         if allowed_s is None or alone_s is None or self._unit_s is None:
             return None
         fixed_s, slope_s = self._layer()
+        if self._are_whole(allowed_s):
+            return None
         layer_s = max(LAYER_ROUNDS * alone_s, allowed_s)
         rows = int(max(layer_s - fixed_s, fixed_s) / slope_s)
         if self._line.slope_s is None and self._most_units <= FEW_UNITS:
             return max(rows, int(4 * self._most_units))  # twice the units, if half a unit each
         return rows
+
+    def _are_whole(self, allowed_s: float) -> bool:
+        """Whether pieces that fit into a round's share waste little: then these are not cut.
+
+        They share the pass of the windows, which spares the most where rows are what takes time.
+        """
+        known = self._line.slope_s is not None
+        return known and 2 * self._num_layers * self._line.fixed_s <= allowed_s
 
     def _layer(self) -> tuple[float, float]:
         """Seconds of any layer, and of a row in it; the row's are all while nobody knows better."""
@@ -202,8 +218,8 @@ class Pace:
         return HEADROOM * self._ratio * (self.round_s(num_windows) or 0.0)
 
     def piece_s(self, units: float, depth: int) -> float | None:
-        """What the first `depth` layers of pieces are likely to take, None while none has run."""
-        if self._unit_s is None:
+        """What the first `depth` layers of pieces are likely to take; None if nobody knows."""
+        if self._line.slope_s is None:
             return None
         fixed_s, slope_s = self._layer()
         return fixed_s * depth + slope_s * units * self._num_layers

@@ -42,11 +42,12 @@ class RowCosts:
     def depth(self, session: Session, first: int, count: int) -> int:
         """Layers that any of rows first..first+count-1 runs.
 
-        Rows outside of the cone still write the window of the first layer behind the encoder.
+        Rows outside of the cone also write the window of the first layer behind the encoder, which
+        is next to nothing.
         """
         if session.mode == "full" or first + count > self._cone_start(session):
             return self.num_layers
-        return min(round(self.num_layers * self._encoder_part) + 1, self.num_layers)
+        return round(self.num_layers * self._encoder_part)
 
     def rows(self, session: Session, most: int, units: float) -> int:
         """Most rows from the next one on that cost no more than `units`."""

@@ -56,14 +56,14 @@ class BegunPieces:
         return self._timed_s * self.depth / self._timed_layers
 
     def next_layers(self, allowed_s: float | None) -> Layers:
-        """The next ones: as many as take no longer than allowed, at least one; None is all."""
+        """The next ones: as many as take about what is allowed, at least one; None is all."""
         first, left = self._next, self.depth - self._next
         if allowed_s is None:
             count = left
         elif self._layer_s is None:
             count = 1
         else:
-            count = max(1, int(min(allowed_s / self._layer_s, left)))
+            count = max(1, round(min(allowed_s / self._layer_s, left)))
         self._next = first + count if count < left else self._num_layers
         return Layers(first, self._next)
 

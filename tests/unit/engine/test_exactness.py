@@ -150,7 +150,7 @@ def test_running_streams_decode_in_every_round_beside_a_long_prompt(make_engine,
     assert len(rounds_with_piece) == 15
     beside = model.calls[: max(n for n, c in enumerate(model.calls) if c[0][0] == 0)]
     turns = "".join("p" if c in rounds_with_piece else "w" for c in beside)
-    assert "pwwwwp" in turns and "pp" not in turns, "a round beside each of the encoder's layers"
+    assert "pwwwp" in turns and "pp" not in turns, "a round beside each of the encoder's layers"
     assert all(sum(n for _, _, n, end in c if end is not None) <= 7 for c in rounds_with_piece)
 
 

@@ -87,7 +87,7 @@ def test_rows_of_the_encoder_alone_cost_less():
 
 def test_layers_that_no_row_runs_are_not_counted():
     session = prompt(50)  # the cone begins at 40
-    assert [HALF.depth(session, 0, n) for n in (1, 40, 41)] == [5, 5, 8]
+    assert [HALF.depth(session, 0, n) for n in (1, 40, 41)] == [4, 4, 8]
     assert HALF.depth(prompt(50, mode="full"), 0, 1) == 8
     assert FLAT.depth(prompt(50), 0, 1) == 8
 
@@ -127,10 +127,30 @@ def test_a_piece_takes_no_longer_than_others_may_wait_and_grows_by_and_by():
     pace.observe_round(0.030, num_windows=1)
     observe(pace, 0.001, 0, units=10)
     assert pace.units_beside(1) == GROWTH * 10
-    pace.observe_piece(1.0, units=1e4, depth=8)
-    for _ in range(9):
-        pace.observe_piece(0.1, units=1000, depth=8)
-    assert pace.units_beside(1) == pytest.approx(MOST_PIECE_S / 0.0001, rel=0.01)
+    for units in (1e4, *[1000] * 9):
+        pace.observe_piece(0.05 + 0.0001 * units, units=units, depth=8)
+    assert pace.units_beside(1) == pytest.approx((MOST_PIECE_S - 0.05) / 0.0001, rel=0.01)
+    assert pace.rows_beside(1) == pytest.approx((8 * LAYER_ROUNDS * 0.03 - 0.05) / 0.0001, abs=9)
+
+
+def test_whole_pieces_share_a_rounds_pass_where_few_rows_cost_little():
+    pace = new_pace()
+    pace.observe_round(0.030, num_windows=1)
+    for units in (100, 200, 100, 200):
+        pace.observe_piece(0.001 + 0.0001 * units, units=units, depth=8)
+    assert pace.units_beside(1) == pytest.approx((HEADROOM * 0.03 - 0.001) / 0.0001, rel=0.01)
+    assert pace.rows_beside(1) is None
+    assert pace.piece_s(pace.units_beside(1), 8) <= pace.layers_s(1) * 1.0001
+
+
+def test_while_all_pieces_were_as_large_another_tells_what_part_of_their_time_is_the_rows():
+    for units, wanted in ((20, 40), (1000, 500)):
+        pace = new_pace()
+        pace.observe_round(0.1, num_windows=1)
+        for _ in range(4):
+            pace.observe_piece(0.1, units=units, depth=8)
+        assert pace.piece_s(units, 8) is None
+        assert pace.units_beside(1) == wanted
 
 
 def test_decoding_is_measured_again_now_and_then():
