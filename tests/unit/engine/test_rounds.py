@@ -74,8 +74,10 @@ def walking(model, monkeypatch):
     return model
 
 
-def make_engine(model, recorder, *, clock=perf_counter, **settings):
-    config = EngineConfig(max_context_tokens=112, page_tokens=16, prefill_chunk=24, **settings)
+def make_engine(model, recorder, *, clock=perf_counter, prefill_chunk=24, **settings):
+    config = EngineConfig(
+        max_context_tokens=112, page_tokens=16, prefill_chunk=prefill_chunk, **settings
+    )
     engine = Engine(model, TOKENIZER, config, clock=clock)
     runner = engine._runner
     assert runner._rounds is None  # on a CPU nothing is recorded
@@ -166,7 +168,7 @@ def odd(number, changes):
 def test_rows_that_the_host_must_see_sit_beside_rows_chosen_on_the_device(walking, what):
     requests = [odd(0, {"temperature": 0.9}), odd(1, {"temperature": 0.9, **ODD[what]})]
     wanted = replies(make_engine(walking, None, slots=2, lookup=False), *requests)
-    engine = make_engine(walking, Recorder(), slots=2, lookup=False)
+    engine = make_engine(walking, Recorder(), slots=2, lookup=False, prefill_chunk=64)
     asked = []
     runner = engine._runner
     run = runner._rounds.run
