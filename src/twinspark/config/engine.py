@@ -10,6 +10,10 @@ from typing import Literal
 
 from twinspark.errors import ConfigError
 
+CPU_PREFILL_CHUNK = 128
+CUDA_PREFILL_CHUNK = 4096
+"""A GPU reads nearly all weights for 64 rows already; beside replies pieces are cut by layers."""
+
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 
 CacheFormat = Literal["packed", "bf16"]
@@ -32,7 +36,8 @@ class EngineConfig:
         slots: requests that run at the same time.
         max_context_tokens: longest prompt plus reply of a request; None is the least of the
             model's own limit, DEFAULT_CONTEXT_TOKENS and what the pool holds.
-        prefill_chunk: most prompt tokens of one round, all requests together.
+        prefill_chunk: most prompt tokens that run at a time, all requests together; None is
+            CPU_PREFILL_CHUNK, or CUDA_PREFILL_CHUNK on a device.
         max_window_rows: most rows one request decodes in a round: 1 plus its drafts.
         draft: whether replies are drafted at all, by the draft blocks or by copying.
         draft_tokens: drafts a round and request at most; None lets the prices decide alone.
@@ -65,7 +70,7 @@ class EngineConfig:
     device: str = "auto"
     slots: int = 4
     max_context_tokens: int | None = None
-    prefill_chunk: int = 128
+    prefill_chunk: int | None = None
     max_window_rows: int = MAX_WINDOW_ROWS
     draft: bool = True
     draft_tokens: int | None = None
@@ -92,10 +97,16 @@ class EngineConfig:
     capacity_wait_s: float = 30.0
     fair_share: float = 0.5
 
+    @property
+    def prompt_rows(self) -> int:
+        """`prefill_chunk`, or what suits the device."""
+        if self.prefill_chunk is not None:
+            return self.prefill_chunk
+        return CUDA_PREFILL_CHUNK if self.device.startswith("cuda") else CPU_PREFILL_CHUNK
+
     def __post_init__(self) -> None:
         for name, low, high in (
             ("slots", 1, 256),
-            ("prefill_chunk", 1, 65536),
             ("max_window_rows", 1, MAX_WINDOW_ROWS),
             ("queue_size", 0, 1_000_000),
             ("page_tokens", 2, 4096),
@@ -109,6 +120,7 @@ class EngineConfig:
             _check_int(name, getattr(self, name), low, high)
         for name, low, high in (
             ("max_context_tokens", 2, 1 << 30),
+            ("prefill_chunk", 1, 65536),
             ("draft_tokens", 1, MAX_WINDOW_ROWS - 1),
             ("threads", 1, 1024),
             ("pool_tokens", 2, 1 << 40),

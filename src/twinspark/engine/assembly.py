@@ -100,7 +100,7 @@ def _new_memory_rule(
     price = StepPrice(
         row_bytes=row_bytes(model),
         scratch_bytes=config.index_scratch_bytes,
-        least_rows=min(config.prefill_chunk, max(LEAST_ROWS, config.prefill_chunk // 8)),
+        least_rows=min(config.prompt_rows, max(LEAST_ROWS, config.prompt_rows // 8)),
     )
     return MemoryRule(
         meter or LocalMemory(),

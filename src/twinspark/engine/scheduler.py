@@ -400,7 +400,7 @@ class Scheduler:
         self, prompts: list[Session], num_windows: int, now_s: float
     ) -> tuple[PlannedRows, ...]:
         prompts.sort(key=lambda s: s.arrived_s)
-        most = self._config.prefill_chunk
+        most = self._config.prompt_rows
         fitting = self._pace.rows_beside(num_windows)
         if fitting is not None:
             most = min(most, max(fitting, LEAST_ROWS))

@@ -65,7 +65,7 @@ def test_a_stall_is_measured_beside_the_prompt_and_leaves_nothing_open(small_tok
     assert got.longest_rounds == max(
         longest / solo for longest, solo in zip(got.longest_gap_ms, got.solo_gap_ms, strict=True)
     )
-    assert len(rounds) > 8 + 700 // engine.config.prefill_chunk
+    assert len(rounds) > 8 + 700 // engine.config.prompt_rows
     assert not engine.has_work and engine.status.running == 0
     engine.check_integrity()
 

@@ -35,6 +35,15 @@ def test_the_context_is_the_models_unless_it_is_very_long():
         EngineConfig(max_context_tokens=1001).context_tokens(1000)
 
 
+@pytest.mark.parametrize(
+    ("device", "chunk", "rows"),
+    [("cpu", None, 128), ("cuda", None, 4096), ("cuda:1", None, 4096), ("auto", None, 128),
+     ("cuda", 96, 96), ("cpu", 500, 500)],
+)  # fmt: skip
+def test_prompt_rows_suit_the_device_unless_they_are_given(device, chunk, rows):
+    assert EngineConfig(device=device, prefill_chunk=chunk).prompt_rows == rows
+
+
 def test_it_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         EngineConfig().slots = 3
