@@ -2,6 +2,9 @@
 //
 // Macros, besides those of common.cuh, which stands before this: ROW_TILES 1..8 (tiles of 8 rows), WARPS 4 or 8 of a
 // block (16 output columns each), FUSED 1 when a unit rotates its rows itself.
+#ifndef START
+#define START 0
+#endif
 #define ROWS (8 * ROW_TILES)
 #define XPITCH (CHUNK + 8)
 
@@ -62,17 +65,6 @@ __device__ __forceinline__ void store_sums(const float acc[ROW_TILES][4], float*
   }
 }
 
-// x [M, K] to rotated fp16 rows [M, K]; a warp takes 128 values of row 4 blockIdx.y + warp, from 128 blockIdx.x on.
-__device__ __forceinline__ void rotate_rows_of(
-    const void* x, const u16* suh, u16* out, int M, int K, int x_pitch, int x_type) {
-  const int row = blockIdx.y * 4 + (threadIdx.x >> 5), k = 128 * blockIdx.x + 4 * (threadIdx.x & 31);
-  const uint2 s = *(const uint2*)(suh + k);
-  wait_for_producer();
-  if (row >= M) return;
-  const Four f = load_four(x, (u64)row * x_pitch + k, x_type);
-  *(uint2*)(out + (u64)row * K + k) = rotate_four(f, x_type, s);
-}
-
 // One block multiplies one (column block `block`, chunk blockIdx.y); all its weights are asked for at once. FUSED: x is
 // [M, K] as it came, `x_pitch` apart; else rotated before. work [chunks][M][N]. Rows of xs past M hold anything: a
 // row of x reaches its own accumulator column only.
@@ -100,14 +92,30 @@ __device__ __forceinline__ void multiply_unit(
       bulk_copy(smem_address(tiles) + lane * bytes, trellis + tile * TILE_WORDS, bytes, full_at + 8 * (lane / PART));
     }
   }
+#if START == 0
   let_consumer_start();
+#elif START == 1
+  if (warp == 0) {
+    for (int p = 0; p < width / (16 * PART); p++) barrier_wait(full_at + 8 * p, 0);
+    let_consumer_start();
+  }
+#endif
 #if FUSED
   const uint2 s = *(const uint2*)(suh + min(chunk * CHUNK + 128 * (warp & 3), K - 128) + 4 * lane);
   wait_for_producer();
+#if START == 2
+  let_consumer_start();
+#endif
   if (128 * (warp & 3) < width) rotate_rows(xs, s, x, M, chunk * CHUNK, x_pitch, x_type);
   __syncthreads();
+#if START == 3
+  let_consumer_start();
+#endif
 #else
   wait_for_producer();
+#if START > 1
+  let_consumer_start();
+#endif
   if (warp == 0) {
     if (lane == 0) barrier_expect(full_at + 8 * PARTS, M * width * 2);
     __syncwarp();

@@ -201,7 +201,7 @@ def _cuda(
                 matrices[1].svh_N, weights.window_norm_H, norm_type, window_TH, *angles,
                 targets_T, *table, *rest,
             ),
-            shared=2 * max(rank, width),
+            shared=2 * max(rank, width) + 4 * rank,
         )  # fmt: skip
     return Latents(queries_TR, window_TH, others)
 
