@@ -5,7 +5,7 @@ of slabs on 2026-11-30. Read next: cuda.py, rows.cu, tiles.cu, slab.cu.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from twinspark.kernels.exl3.codebook import Codebook
 from twinspark.kernels.exl3.linear import CHUNK_INPUTS
@@ -18,6 +18,7 @@ _STATIC_BYTES = 2048  # at most, of a block's own and the system's share
 _RESIDENT = {4: 6, 8: 3}
 # Above this many (rows x blocks an SM), rotating the rows once costs less than once a block.
 _FUSED_WORK = 24
+_MOST_CLUSTER = 8  # what every device has
 _SUM_PITCH_BYTES = 4 * 132  # of a row of sums in tiles.cu
 _PART_INPUTS = 128  # of a stage of the ring in tiles.cu
 _MOST_STAGES = 4
@@ -97,6 +98,103 @@ def rows_defines(bits: int, codebook: Codebook, plan: RowsPlan) -> dict[str, int
         "WARPS": plan.warps,
         "FUSED": int(plan.fused),
         "RESIDENT": _RESIDENT[plan.warps] if plan.row_tiles <= 3 else 1,
+    }
+
+
+@dataclass(frozen=True)
+class WholePlan:
+    """How products in one launch (whole.cu) are spread over a device; changes no bit.
+
+    Attributes:
+        row_tiles: tiles of 8 rows.
+        across: warps of a block side by side, 16 output columns each.
+        depth: chunks of a block.
+        slices: blocks along the chunks.
+        fused: rows are rotated by the blocks that use them.
+        raw: sums are left as they are.
+        early: tiles of 16 inputs that a warp decodes before the kernel ahead has ended.
+        shared: dynamic shared memory of a block.
+    """
+
+    row_tiles: int
+    across: int
+    depth: int
+    slices: int
+    fused: bool
+    raw: bool
+    early: int
+    shared: int
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return 32 * self.across * self.depth
+
+    @property
+    def width(self) -> int:
+        """Columns of a cluster of blocks."""
+        return 16 * self.across if self.raw else 128
+
+    @property
+    def cluster(self) -> int:
+        """Blocks that hand their sums to each other."""
+        return self.slices * self.width // (16 * self.across)
+
+
+def whole_plan(
+    rows: int,
+    inputs: int,
+    outputs: int,
+    bits: int,
+    device: Device,
+    *,
+    across: int,
+    depth: int,
+    raw: bool = False,
+    early: int = 0,
+    fused: bool | None = None,
+) -> WholePlan | None:
+    """The plan with such blocks, or None where they do not fit the device.
+
+    Shared memory is asked for so that no multiprocessor takes more than its share of blocks, as in
+    `plan_rows`, but no more than that needs: the next product's blocks start beside these.
+    """
+    chunks = -(-inputs // CHUNK_INPUTS)
+    slices = -(-chunks // depth)
+    plan = WholePlan(-(-rows // 8), across, depth, slices, True, raw, early, 0)
+    own = -(-8 * plan.row_tiles // plan.cluster)
+    sums = 4 * own * slices * depth * plan.width
+    needed = depth * (rows * _ROW_PITCH_BYTES + across * 2 * CHUNK_INPUTS * bits)
+    needed = max(needed, sums) if plan.cluster == 1 else needed + sums  # alone: over what was used
+    blocks = outputs // plan.width * plan.cluster
+    load = -(-blocks // device.processors)
+    if plan.cluster > _MOST_CLUSTER or needed + _STATIC_BYTES > device.shared:
+        return None
+    if fused is None:
+        fused = plan.row_tiles == 1 and rows * depth * load <= _FUSED_WORK
+    return replace(plan, fused=fused, shared=max(needed, device.shared // (load + 1) + 1))
+
+
+def plan_whole(
+    rows: int, inputs: int, outputs: int, bits: int, device: Device, *, raw: bool = False
+) -> WholePlan | None:
+    """Blocks of whole.cu for a product, or None where rows.cu is to make it."""
+    return None
+
+
+def whole_defines(bits: int, codebook: Codebook, plan: WholePlan) -> dict[str, int]:
+    """Macros of whole.cu for one kind of matrix and plan."""
+    return {
+        "BITS": bits,
+        "CODEBOOK": CODEBOOKS[codebook],
+        "ROW_TILES": plan.row_tiles,
+        "ACROSS": plan.across,
+        "DEPTH": plan.depth,
+        "SLICES": plan.slices,
+        "FUSED": int(plan.fused),
+        "RAW": int(plan.raw),
+        "EARLY": plan.early,
+        "RESIDENT": 1,
     }
 
 

@@ -13,15 +13,26 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from twinspark.kernels.cuda.launch import CudaModule, on_device
+from twinspark.kernels.cuda.launch import CudaModule, Pointer, on_device
 from twinspark.kernels.exl3.codebook import Codebook
-from twinspark.kernels.exl3.cuda import TYPES, CudaExl3, exl3_rows, module_of, rows_plan
+from twinspark.kernels.exl3.cuda import (
+    TYPES,
+    WHOLE_SOURCE,
+    CudaExl3,
+    exl3_rows,
+    launch_whole,
+    module_of,
+    rows_plan,
+    whole_plan_of,
+)
 from twinspark.kernels.exl3.cuda_plan import (
     MOST_ROWS,
     Device,
     RowsPlan,
     plan_rows,
+    plan_whole,
     rows_defines,
+    whole_defines,
 )
 from twinspark.kernels.exl3.linear import CHUNK_INPUTS
 
@@ -107,13 +118,18 @@ def exl3_joined(
             exl3_rows(x_TK, matrix, out_dtype=dtype)
             for matrix, dtype in zip(joined.matrices, out_dtypes, strict=True)
         ]
+    found = [
+        torch.empty(rows, matrix.out_features, dtype=dtype, device=x_TK.device)
+        for matrix, dtype in zip(joined.matrices, out_dtypes, strict=True)
+    ]
+    types = sum(TYPES[dtype] << 2 * n for n, dtype in enumerate(out_dtypes))
     with on_device(x_TK.device):
-        sums = joined_sums(x_TK, joined)
-        found = [
-            torch.empty(rows, matrix.out_features, dtype=dtype, device=x_TK.device)
-            for matrix, dtype in zip(joined.matrices, out_dtypes, strict=True)
-        ]
-        types = sum(TYPES[dtype] << 2 * n for n, dtype in enumerate(out_dtypes))
+        first, index = joined.matrices[0], x_TK.device.index
+        whole = whole_plan_of(index, rows, first.in_features, joined.out_features, first.bits)
+        if whole is not None:
+            launch_whole(x_TK, joined.matrices, whole, found, types=types)
+            return found
+        sums = _chunk_sums(x_TK, joined)
         scales = _four([matrix.svh_N for matrix in joined.matrices], None)
         chunks = -(-x_TK.shape[1] // CHUNK_INPUTS)
         _module(x_TK, joined)[0].launch(
@@ -146,12 +162,25 @@ def check_rows(x_TK: Tensor, joined: CudaExl3Joined) -> None:
         raise ValueError("rows must be contiguous and start at multiples of 16 bytes")
 
 
-def joined_sums(x_TK: Tensor, joined: CudaExl3Joined) -> Tensor:
-    """Chunk sums of up to 64 rows, [chunks][T][N] fp32 of each matrix, one after another; flat.
+def joined_sums(x_TK: Tensor, joined: CudaExl3Joined) -> tuple[Tensor, int]:
+    """Sums of up to 64 rows, [chunks][T][N] fp32 of each matrix, one after another, flat; chunks.
 
     What adds them up and finishes them must be launched next on the same stream. Rows are what
     `check_rows` has nothing against; the current device must be theirs.
     """
+    (rows, inputs), outputs = x_TK.shape, joined.out_features
+    first, index = joined.matrices[0], x_TK.device.index
+    whole = whole_plan_of(index, rows, inputs, outputs, first.bits, raw=True)
+    if whole is None:
+        return _chunk_sums(x_TK, joined), -(-inputs // CHUNK_INPUTS)
+    sums = torch.empty(rows * outputs, dtype=torch.float32, device=x_TK.device)
+    starts = (0, *(128 * end for end in joined.ends[: len(joined.matrices) - 1]))
+    places = [Pointer(sums.data_ptr() + 4 * rows * start) for start in starts]
+    launch_whole(x_TK, joined.matrices, whole, places, types=0)
+    return sums, 1
+
+
+def _chunk_sums(x_TK: Tensor, joined: CudaExl3Joined) -> Tensor:
     rows, inputs = x_TK.shape
     module, plan = _module(x_TK, joined)
     parts, chunks = len(joined.matrices), -(-inputs // CHUNK_INPUTS)
@@ -181,10 +210,16 @@ def cuda_variants(
     """What joined products with `outputs` outputs in all may compile: (source, macros)."""
     seen = []
     for rows in range(1, MOST_ROWS + 1):
-        defines = rows_defines(bits, codebook, plan_rows(rows, inputs, outputs, bits, device))
-        if defines not in seen:
-            seen.append(defines)
-            yield SOURCE, defines
+        for raw in (False, True):
+            whole = plan_whole(rows, inputs, outputs, bits, device, raw=raw)
+            if whole is None:
+                plan = plan_rows(rows, inputs, outputs, bits, device)
+                found = SOURCE, rows_defines(bits, codebook, plan)
+            else:
+                found = WHOLE_SOURCE, whole_defines(bits, codebook, whole)
+            if found not in seen:
+                seen.append(found)
+                yield found
 
 
 def _module(x_TK: Tensor, joined: CudaExl3Joined) -> tuple[CudaModule, RowsPlan]:
