@@ -302,6 +302,7 @@ def launch_whole(
     types: int,
     x_step: int = 0,
     y_pitch: int = 0,
+    then: Tensor | None = None,
 ) -> None:
     """Multiply by up to four matrices of one kind in one launch, or two where rows come rotated.
 
@@ -313,6 +314,7 @@ def launch_whole(
         types: numbers of their dtypes, two bits each.
         x_step: bytes from the rows of a matrix to those of the next.
         y_pitch: values from a row of results to the next; 0 where they follow each other.
+        then: weights of a later product, which are brought into the cache meanwhile; or None.
     """
     first, num, index = matrices[0], len(x_MK), x_MK.device.index
     inputs, x_type, pitch = first.in_features, TYPES[x_MK.dtype], x_MK.stride(0)
@@ -339,6 +341,7 @@ def launch_whole(
             *(matrix.trellis for matrix in matrices), *none, *scales,
             *(matrix.svh_N for matrix in matrices), *none, *ys, *none, *ends,
             first.bias_N, rows, num, inputs, pitch, x_type, x_step, y_pitch, types,
+            then, 0 if then is None else then.numel() * then.element_size(),
         ),
         shared=plan.shared,
     )  # fmt: skip

@@ -68,6 +68,9 @@ __device__ __forceinline__ void store_to(u32 at, u32 arrived, u32 block, float v
 __device__ __forceinline__ void prefetch(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
+__device__ __forceinline__ void prefetch_bulk(const void* p, u32 bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
+}
 // The warps of one chunk meet.
 __device__ __forceinline__ void meet(int depth) {
 #if ACROSS == 1
@@ -141,10 +144,11 @@ extern "C" __global__ void __launch_bounds__(128) exl3_whole_rotate(
 
 // FUSED: x is [M, K] as it came, `x_pitch` apart; else rotated, [M][K]; that of a matrix starts `x_step` bytes after
 // that of the one before. y of a matrix is [M, columns], rows `y_pitch` apart (0: columns), of the type in its two bits
-// of `types`; RAW: fp32 sums. grid (CLUSTER * columns of all / WIDTH).
+// of `types`; RAW: fp32 sums. next: `next_bytes` of weights, of which 16 is a divisor, or null. grid (CLUSTER * columns of all / WIDTH).
 extern "C" __global__ void IN_CLUSTER __launch_bounds__(32 * WARPS, RESIDENT) exl3_whole(
     EACH(const u32*, trellis), EACH(const u16*, suh), EACH(const u16*, svh), EACH(void*, y), EACH(int, end),
-    const u16* bias, const void* x, int M, int K, int x_pitch, int x_type, int x_step, int y_pitch, int types) {
+    const u16* bias, const void* x, int M, int K, int x_pitch, int x_type, int x_step, int y_pitch, int types,
+    const char* next, int next_bytes) {
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ __align__(8) u64 full[DEPTH * (PARTS + 1) + 1];
   u32* tiles = (u32*)shared;                                   // [DEPTH][KTILES][ACROSS][TILE_WORDS]
@@ -179,6 +183,12 @@ extern "C" __global__ void IN_CLUSTER __launch_bounds__(32 * WARPS, RESIDENT) ex
       bulk_copy(smem_address(own_tiles) + lane * bytes, PICK(part, trellis) + tile * TILE_WORDS, bytes,
                 full_at + 8 * (lane / PART));
     }
+    __syncwarp();
+  }
+  if (warp == WARPS - 1 && next) {  // a block's share of the weights of a later product, into the cache
+    const int share = ((next_bytes + gridDim.x - 1) / gridDim.x + 127) / 128 * 128, from = share * blockIdx.x;
+    for (int i = 2048 * lane; i < min(share, next_bytes - from); i += 2048 * 32)
+      prefetch_bulk(next + from + i, min(2048, next_bytes - from - i));
     __syncwarp();
   }
 #if START == 0
