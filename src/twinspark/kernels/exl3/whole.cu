@@ -10,9 +10,13 @@
 // are left as they are, EARLY tiles (even, at most 8) decoded before the kernel ahead has ended, RESIDENT blocks an SM
 // at least.
 #include "common.cuh"
+#include "../cuda/rehearse.cuh"
 
 #ifndef START
 #define START 0
+#endif
+#ifndef REHEARSE
+#define REHEARSE 1
 #endif
 #define EACH(type, name) type name##0, type name##1, type name##2, type name##3
 #define PICK(part, name) (part == 0 ? name##0 : part == 1 ? name##1 : part == 2 ? name##2 : name##3)
@@ -110,11 +114,12 @@ __device__ __forceinline__ void multiply_part(
   }
 }
 
-// Rotates 128 values of every ROW_STEP-th row into shared memory, and asks for some rows at once before the first.
+// Rotates 128 values of every ROW_STEP-th row into shared memory, and asks for some rows at once before the first; a
+// rehearsal asks for none.
 #define ROW_STEP (ACROSS > 4 ? ACROSS / 4 : 1)
 #define BLOCKS (ACROSS > 4 ? 1 : 4 / ACROSS)  // of 128 values, of a warp
 __device__ __forceinline__ void rotate_block(
-    u16* xs, uint2 suh, const void* x, u64 from, int M, int row0, int x_pitch, int x_type) {
+    u16* xs, uint2 suh, const void* x, u64 from, int M, int row0, int x_pitch, int x_type, bool dry) {
   constexpr int BATCH = 8 / ROW_STEP;
 #pragma unroll 1
   for (int first = row0; first < M; first += ROW_STEP * BATCH) {
@@ -122,7 +127,8 @@ __device__ __forceinline__ void rotate_block(
 #pragma unroll
     for (int i = 0; i < BATCH; i++) {
       const int row = first + ROW_STEP * i;
-      if (row < M) f[i] = load_four(x, from + (u64)row * x_pitch, x_type);
+      f[i] = {0, 0, 0, 0};
+      if (row < M && !dry) f[i] = load_four(x, from + (u64)row * x_pitch, x_type);
     }
 #pragma unroll
     for (int i = 0; i < BATCH; i++) {
@@ -224,97 +230,107 @@ extern "C" __global__ void IN_CLUSTER __launch_bounds__(32 * WARPS, RESIDENT) ex
     let_consumer_start();
   }
 #endif
-  __syncwarp();
-  cluster_wait();  // the others have started
-  wait_for_producer();
+  const char* own_x = (const char*)x + (u64)part * x_step;
+  u32 x_at[ROW_TILES];  // rows past M are read as the last one: they reach accumulators of their own only
+#pragma unroll
+  for (int r = 0; r < ROW_TILES; r++)
+    x_at[r] = smem_address(own_xs) + min(r * 8 + (lane & 7), M - 1) * XPITCH * 2 + (lane >> 3) * 16;
+#pragma unroll 1
+  for (int dry = REHEARSE && ROW_TILES == 1 ? rehearse(M) : 0; dry >= 0; dry--) {
+    if (!dry) {
+      __syncwarp();
+      cluster_wait();  // the others have started
+      wait_for_producer();
 #if START == 2 || (START == 3 && !FUSED)
-  let_consumer_start();
+      let_consumer_start();
 #endif
-  x = (const char*)x + (u64)part * x_step;
-  float acc[ROW_TILES][4] = {};
-  if (width > 0) {
+    }
+    float acc[ROW_TILES][4] = {};
+    if (width > 0) {
 #if FUSED
 #pragma unroll 1
-    for (int b = 0; b < BLOCKS; b++) {
-      const int k = 128 * ((across + ACROSS * b) & 3);
-      if (k >= width) break;
-      const uint2 s = BLOCKS == 1 ? in_scale : *(const uint2*)(in_scales + k);
-      rotate_block(own_xs + k + 4 * lane, s, x, (u64)chunk * CHUNK + k + 4 * lane, M, across / 4, x_pitch, x_type);
-    }
-    meet(depth);
+      for (int b = 0; b < BLOCKS; b++) {
+        const int k = 128 * ((across + ACROSS * b) & 3);
+        if (k >= width) break;
+        const uint2 s = BLOCKS == 1 ? in_scale : *(const uint2*)(in_scales + k);
+        rotate_block(own_xs + k + 4 * lane, s, own_x, (u64)chunk * CHUNK + k + 4 * lane, M, across / 4, x_pitch, x_type, dry);
+      }
+      meet(depth);
 #else
-    if (across == 0) {
-      if (lane == 0) barrier_expect(full_at + 8 * PARTS, M * width * 2);
-      __syncwarp();
-      for (int row = lane; row < M; row += 32)
-        bulk_copy(smem_address(own_xs) + row * XPITCH * 2, (const u16*)x + (u64)row * K + chunk * CHUNK, width * 2,
-                  full_at + 8 * PARTS);
-    }
-    barrier_wait(full_at + 8 * PARTS, 0);
+      if (across == 0 && !dry) {
+        if (lane == 0) barrier_expect(full_at + 8 * PARTS, M * width * 2);
+        __syncwarp();
+        for (int row = lane; row < M; row += 32)
+          bulk_copy(smem_address(own_xs) + row * XPITCH * 2, (const u16*)own_x + (u64)row * K + chunk * CHUNK, width * 2,
+                    full_at + 8 * PARTS);
+      }
+      if (!dry) barrier_wait(full_at + 8 * PARTS, 0);
 #endif
 #if START == 3 && FUSED
-    let_consumer_start();
+      if (!dry) let_consumer_start();
 #endif
-    u32 x_at[ROW_TILES];  // rows past M are read as the last one: they reach accumulators of their own only
-#pragma unroll
-    for (int r = 0; r < ROW_TILES; r++)
-      x_at[r] = smem_address(own_xs) + min(r * 8 + (lane & 7), M - 1) * XPITCH * 2 + (lane >> 3) * 16;
-    int from = 0;
+      int from = 0;
 #if EARLY
 #pragma unroll
-    for (int t = 0; t < EARLY; t += 2) multiply_two(acc, early[t], early[t + 1], x_at, t);
-    if (EARLY < PART) multiply_part<EARLY>(acc, mine, x_at, 0, at);
-    from = 1;
+      for (int t = 0; t < EARLY; t += 2) multiply_two(acc, early[t], early[t + 1], x_at, t);
+      if (EARLY < PART) multiply_part<EARLY>(acc, mine, x_at, 0, at);
+      from = 1;
 #endif
+      const int parts = dry ? min(width / (16 * PART), from + 1) : width / (16 * PART);
 #pragma unroll 1
-    for (int p = from; p < width / (16 * PART); p++) {
-      barrier_wait(full_at + 8 * p, 0);
-      multiply_part<0>(acc, mine, x_at, p, at);
-    }
-  }
-#if CLUSTER == 1
-  __syncthreads();
-#endif
-  if (width > 0) {
-    const u32 to = sums_at + 4 * (chunk * WIDTH + (RAW ? 0 : 16 * ACROSS * piece) + 16 * across + (lane >> 2));
-#pragma unroll
-    for (int r = 0; r < ROW_TILES; r++)
-#pragma unroll
-      for (int i = 0; i < 2; i++) {
-        const u32 row = r * 8 + 2 * (lane & 3) + i, at = to + 4 * (row / CLUSTER) * (HELD * WIDTH);
-        if (row >= M) continue;
-        store_to(at, arrived, row % CLUSTER, acc[r][i]);
-        store_to(at + 32, arrived, row % CLUSTER, acc[r][i + 2]);
+      for (int p = from; p < parts; p++) {
+        if (!dry) barrier_wait(full_at + 8 * p, 0);
+        multiply_part<0>(acc, mine, x_at, p, at);
       }
-  }
-#if CLUSTER == 1
-  __syncthreads();
-#elif ASYNC
-  if (rank >= M) return;
-  wait_for_cluster(arrived);
-#else
-  __syncwarp();
-  cluster_release();
-  if (rank >= M) return;
-  cluster_wait();
-#endif
-  for (int own = warp; rank + CLUSTER * own < M; own += WARPS) {
-    if (4 * lane >= WIDTH) return;
-    const float* from = sums + own * HELD * WIDTH + 4 * lane;
-    float v[4];
-#pragma unroll
-    for (int c = 0; c < HELD; c++) {
-      if (c >= chunks) break;
-      const float4 t = *(const float4*)(from + c * WIDTH);
-      v[0] = c ? v[0] + t.x : t.x; v[1] = c ? v[1] + t.y : t.y;
-      v[2] = c ? v[2] + t.z : t.z; v[3] = c ? v[3] + t.w : t.w;
     }
-    const Output out = {nullptr, bias, PICK(part, y), RAW ? TYPE_FP32 : (types >> (2 * part)) & 3};
-    const u64 row_start = (u64)(rank + CLUSTER * own) * (y_pitch ? y_pitch : columns);
-#if RAW
-    store_four(v, out, row_start + column + 4 * lane);
-#else
-    finish_scaled(v, scale, out, row_start, column + 4 * lane);
+#if CLUSTER == 1
+    __syncthreads();
 #endif
+    if (width > 0) {
+      const u32 to = sums_at + 4 * (chunk * WIDTH + (RAW ? 0 : 16 * ACROSS * piece) + 16 * across + (lane >> 2));
+#pragma unroll
+      for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+          const u32 row = r * 8 + 2 * (lane & 3) + i, there = to + 4 * (row / CLUSTER) * (HELD * WIDTH);
+          if (row >= M || dry) continue;
+          store_to(there, arrived, row % CLUSTER, acc[r][i]);
+          store_to(there + 32, arrived, row % CLUSTER, acc[r][i + 2]);
+        }
+    }
+#if CLUSTER == 1
+    __syncthreads();
+#else
+    if (!dry) {
+#if ASYNC
+      if (rank >= M) return;
+      wait_for_cluster(arrived);
+#else
+      __syncwarp();
+      cluster_release();
+      if (rank >= M) return;
+      cluster_wait();
+#endif
+    }
+#endif
+    for (int own = warp; rank + CLUSTER * own < M; own += WARPS) {
+      if (4 * lane >= WIDTH) break;
+      const float* from = sums + own * HELD * WIDTH + 4 * lane;
+      float v[4];
+#pragma unroll
+      for (int c = 0; c < HELD; c++) {
+        if (c >= chunks) break;
+        const float4 t = *(const float4*)(from + c * WIDTH);
+        v[0] = c ? v[0] + t.x : t.x; v[1] = c ? v[1] + t.y : t.y;
+        v[2] = c ? v[2] + t.z : t.z; v[3] = c ? v[3] + t.w : t.w;
+      }
+      const Output out = {nullptr, bias, PICK(part, y), RAW ? TYPE_FP32 : (types >> (2 * part)) & 3};
+      const u64 row_start = (u64)(rank + CLUSTER * own) * (y_pitch ? y_pitch : columns);
+#if RAW
+      if (!dry) store_four(v, out, row_start + column + 4 * lane);
+#else
+      finish_scaled(v, scale, out, row_start, column + 4 * lane, !dry);
+#endif
+    }
   }
 }
