@@ -19,6 +19,11 @@ _RESIDENT = {4: 6, 8: 3}
 # Above this many (rows x blocks an SM), rotating the rows once costs less than once a block.
 _FUSED_WORK = 24
 _MOST_CLUSTER = 8  # what every device has
+_MOST_WHOLE_ROWS = 0  # of one launch of whole.cu
+_MOST_WARPS = 24  # of its blocks
+_FINISH_WARPS, _CLUSTER_WARPS = 8, 2
+"""What a second launch, and sums between blocks, cost: as much as so many warps more do."""
+_SYSTEM_BYTES = 1024  # of shared memory, a block
 _SUM_PITCH_BYTES = 4 * 132  # of a row of sums in tiles.cu
 _PART_INPUTS = 128  # of a stage of the ring in tiles.cu
 _MOST_STAGES = 4
@@ -178,8 +183,36 @@ def whole_plan(
 def plan_whole(
     rows: int, inputs: int, outputs: int, bits: int, device: Device, *, raw: bool = False
 ) -> WholePlan | None:
-    """Blocks of whole.cu for a product, or None where rows.cu is to make it."""
-    return None
+    """Blocks of whole.cu for a product, or None where rows.cu is to make it.
+
+    Of blocks that are all under way at once those whose busiest multiprocessor has the fewest
+    warps; of such the widest, which ask for weights and rotate rows least often.
+    """
+    if rows > _MOST_WHOLE_ROWS:
+        return None
+    chunks = -(-inputs // CHUNK_INPUTS)
+    best, fewest = None, _warps_of_rows(rows, inputs, outputs, bits, device) + 0.0
+    if not raw:
+        fewest += _FINISH_WARPS
+    for across in (8, 4, 2, 1):
+        for depth in range(1, min(chunks, _MOST_WARPS // across) + 1):
+            plan = whole_plan(
+                rows, inputs, outputs, bits, device, across=across, depth=depth, raw=raw
+            )
+            if plan is None:
+                continue
+            load = -(-(outputs // plan.width * plan.cluster) // device.processors)
+            warps = load * across * depth + (_CLUSTER_WARPS if plan.cluster > 1 else 0)
+            if load * (plan.shared + _SYSTEM_BYTES) <= device.shared and warps < fewest:
+                best, fewest = plan, warps
+    return best
+
+
+def _warps_of_rows(rows: int, inputs: int, outputs: int, bits: int, device: Device) -> int:
+    """Warps of rows.cu on the busiest multiprocessor."""
+    plan = plan_rows(rows, inputs, outputs, bits, device)
+    blocks = outputs // (16 * plan.warps) * -(-inputs // CHUNK_INPUTS)
+    return -(-blocks // device.processors) * plan.warps
 
 
 def whole_defines(bits: int, codebook: Codebook, plan: WholePlan) -> dict[str, int]:
