@@ -142,9 +142,9 @@ def all_products(x: Tensor, own: list[CudaExl3]) -> list[Tensor]:
 def test_every_product_has_the_bits_of_rows_cu(
     blocks: tuple[int, int], planned: Callable[[Plan], None]
 ) -> None:
-    for inputs, outputs in ((1152, (256, 128, 384)), (1280, (512, 128))):
+    for inputs, outputs in ((1152, (256, 128, 384)), (640, (512, 128))):
         own = matrices(len(outputs), inputs, outputs)
-        for rows in (1, 2, 5, 8, 9, 17, 24, 33):
+        for rows in (1, 6, 8, 17, 24, 33):
             x = torch.randn(rows, inputs, device="cuda").bfloat16()
             planned(no_plan)
             wanted = all_products(x, own)
