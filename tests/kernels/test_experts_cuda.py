@@ -10,17 +10,18 @@ from twinspark.kernels.cuda.compile import ARCHITECTURES, compile_cubin
 from twinspark.kernels.exl3 import Exl3Matrix
 from twinspark.kernels.experts import (
     ShardExperts,
-    cuda,
+    begin_experts,
     experts_forward,
+    few,
     prepare_shard_experts,
     route_rows,
 )
 from twinspark.kernels.experts.cuda import (
-    DECODE_SOURCE,
     PROMPT_SOURCE,
     ROUTE_SOURCE,
     prepare_cuda,
 )
+from twinspark.kernels.experts.few import DECODE_SOURCE
 from twinspark.kernels.experts.plan import (
     decode_defines,
     num_units,
@@ -164,13 +165,39 @@ def test_captured_equals_eager() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("widths", [(256,), (256, 256), (256, 384)])
+def test_shared_expert_beside_the_router_changes_no_bit(widths: tuple[int, ...]) -> None:
+    shards = [on_gpu(shard_matrices(640, width, 12)) for width in widths]
+    x, (ids, weights) = rows_of(65, 640), routing(65, 4, 12)
+    kept = torch.arange(65 * 4).view(65, 4) % 3 > 0
+    x, ids, weights, kept = x.cuda(), ids.cuda(), weights.cuda(), kept.cuda()
+    assert begin_experts(x[:6], 4, shards) is None  # nothing is recorded
+    for num in (1, 6, 24, 64, 65):
+        given = [t[:num].contiguous() for t in (x, ids, weights, kept)]
+        eager = experts_forward(*given, shards)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outs = []
+            for _ in range(3):
+                begun = begin_experts(given[0], 4, shards)
+                assert (begun is None) == (num > 64)
+                ids_TA = given[1].clone()  # what a router would do meanwhile
+                outs.append(experts_forward(given[0], ids_TA, *given[2:], shards, begun))
+        for _ in range(5):
+            for out in outs:
+                out.fill_(float("nan"))
+            graph.replay()
+            assert all(torch.equal(out, eager) for out in outs)
+
+
+@pytest.mark.gpu
 def test_block_sizes_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     shards = [on_gpu(shard_matrices(640, 384, 12))]
     x, (ids, weights) = rows_of(24, 640), routing(24, 4, 12)
     given = (x.cuda(), ids.cuda(), weights.cuda(), torch.ones(24, 4).bool().cuda())
     narrow = call(slice(None), given, shards)
     monkeypatch.setattr(
-        cuda, "plan_decode", lambda inputs, bits, *_: plan_decode(inputs, bits, 24, 10**6, 1)
+        few, "plan_decode", lambda inputs, bits, *_: plan_decode(inputs, bits, 24, 10**6, 1)
     )
     assert torch.equal(call(slice(None), given, shards), narrow)
 

@@ -18,6 +18,7 @@ from twinspark.kernels.elementwise import silu
 from twinspark.kernels.exl3.linear import Exl3Matrix
 from twinspark.kernels.experts import (
     ShardExperts,
+    begin_experts,
     experts_forward,
     prepare_shard_experts,
     route_rows,
@@ -173,6 +174,7 @@ class MoE:
 
     def _on_device(self, x_TD: Tensor, marks: RowMarks) -> Tensor:
         config = self._config
+        begun = begin_experts(x_TD, self._active, self._packed)
         ids_TA, weights_TA = route_rows(
             x_TD, self._gate_ED, self._bias_E,
             k=self._active, scale=config.routed_scaling_factor, temperature=config.gate_temp,
@@ -181,7 +183,7 @@ class MoE:
         kept_TA = None
         if marks.pruned_T is not None:
             weights_TA, kept_TA = prune(ids_TA, weights_TA, marks.pruned_T)
-        partials_STD = experts_forward(x_TD, ids_TA, weights_TA, kept_TA, self._packed)
+        partials_STD = experts_forward(x_TD, ids_TA, weights_TA, kept_TA, self._packed, begun)
         return outputs_of(partials_STD, self._group, x_TD.dtype)
 
 

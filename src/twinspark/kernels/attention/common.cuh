@@ -110,8 +110,8 @@ __device__ __forceinline__ Turn turn_of(const float* cos, const float* sin, int 
     if (pair >= 0) { t.cos[i] = __ldcg(cos + pair + i); t.sin[i] = -__ldcg(sin + pair + i); }
   return t;
 }
-// Divides, rounds, rotates back and, unless told otherwise, stores four dimensions.
-__device__ __forceinline__ void store_four(u16* out, const Running& r, float sink, const Turn& turn, bool stores = true) {
+// Divides, rounds, rotates back and stores four dimensions.
+__device__ __forceinline__ void store_four(u16* out, const Running& r, float sink, const Turn& turn) {
   const Finish f = finish(r.peak, r.total, sink);
   u32 w[2];
 #pragma unroll
@@ -119,7 +119,7 @@ __device__ __forceinline__ void store_four(u16* out, const Running& r, float sin
     w[i] = to_bf162(__fdiv_rn(r.v[2 * i] * f.factor, f.total), __fdiv_rn(r.v[2 * i + 1] * f.factor, f.total));
     w[i] = rotate_pair(w[i], turn.cos[i], turn.sin[i]);
   }
-  if (stores) *(uint2*)out = make_uint2(w[0], w[1]);
+  *(uint2*)out = make_uint2(w[0], w[1]);
 }
 
 // ---- rows

@@ -3,7 +3,6 @@
 //
 // Macros, besides those of common.cuh: HEADS 8, 16 or 32 of a block, WHOLE.
 #include "common.cuh"
-#include "../cuda/rehearse.cuh"
 
 #define WARPS 8
 #define WARP_ROWS (BLOCK / WARPS)
@@ -337,36 +336,28 @@ extern "C" __global__ void __launch_bounds__(128) attend_finish(
   constexpr int AHEAD = 10;
   const int row = blockIdx.x, at = (blockIdx.y * 128 + threadIdx.x) * 4, head = at / HEAD, dim = at % HEAD;
   let_consumer_start();
-  if (head >= N) {
-    wait_for_producer();
-    return;
-  }
+  wait_for_producer();
+  if (head >= N) return;
   const float2* stat = stats + (u64)row * blocks * N + head;
   const float* sum = sums + ((u64)row * blocks * N + head) * HEAD + dim;
+  const Turn turn = turn_of(cos + row * PAIRS, sin + row * PAIRS, dim);
+  const float my_sink = __ldcg(sink + head);
+  Running r = running();
 #pragma unroll 1
-  for (int dry = rehearse(gridDim.x); dry >= 0; dry--) {
-    if (!dry) wait_for_producer();
-    const int there = dry ? 0 : blocks;
-    const Turn turn = dry ? Turn{} : turn_of(cos + row * PAIRS, sin + row * PAIRS, dim);
-    const float my_sink = __ldcg(sink + head);
-    Running r = running();
-#pragma unroll 1
-    for (int b = 0; b == 0 || b < there; b += AHEAD) {
-      float2 s[AHEAD];
-      float4 o[AHEAD];
+  for (int b = 0; b < blocks; b += AHEAD) {
+    float2 s[AHEAD];
+    float4 o[AHEAD];
 #pragma unroll
-      for (int i = 0; i < AHEAD; i++) {
-        s[i] = make_float2(dry ? 0.f : MINUS_INF, 0.f);  // a rehearsal adds as if there were sums
-        o[i] = make_float4(0.f, 0.f, 0.f, 0.f);
-        if (b + i < there) {
-          s[i] = __ldcg(stat + (u64)(b + i) * N);
-          o[i] = __ldcg((const float4*)(sum + (u64)(b + i) * N * HEAD));
-        }
+    for (int i = 0; i < AHEAD; i++) {
+      s[i] = make_float2(MINUS_INF, 0.f);
+      if (b + i < blocks) {
+        s[i] = __ldcg(stat + (u64)(b + i) * N);
+        o[i] = __ldcg((const float4*)(sum + (u64)(b + i) * N * HEAD));
       }
-#pragma unroll
-      for (int i = 0; i < AHEAD; i++) add_block(r, s[i], o[i]);
     }
-    store_four(out + ((u64)row * N + head) * HEAD + dim, r, my_sink, turn, !dry);
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) add_block(r, s[i], o[i]);
   }
+  store_four(out + ((u64)row * N + head) * HEAD + dim, r, my_sink, turn);
 }
 #endif

@@ -16,7 +16,6 @@ typedef unsigned short u16;
 #define PART 8  // k tiles behind one barrier
 #define PARTS (KTILES / PART)
 #define INV_SQRT128 0.08838834764831845f
-#define HALF_MAX 65504.f
 
 enum { TYPE_BF16 = 0, TYPE_FP16 = 1, TYPE_FP32 = 2 };
 
@@ -40,10 +39,11 @@ __device__ __forceinline__ u32 to_bf162(float lo, float hi) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(hi), "f"(lo));
   return d;
 }
-__device__ __forceinline__ float clamp_half(float v) {  // not a number stays what it is
-  asm("min.NaN.f32 %0, %0, %1;" : "+f"(v) : "f"(HALF_MAX));
-  asm("max.NaN.f32 %0, %0, %1;" : "+f"(v) : "f"(-HALF_MAX));
-  return v;
+// Cut at the largest fp16 numbers; not a number stays what it is.
+__device__ __forceinline__ u32 to_finite_half2(float lo, float hi) {
+  u32 d;
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(hi), "f"(lo));
+  return d;
 }
 
 // ---- order between blocks, kernels and copies
@@ -68,6 +68,12 @@ __device__ __forceinline__ void barrier_wait(u32 at, u32 parity) {
       "{\n .reg .pred p;\n again:\n mbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n"
       " @p bra done;\n bra again;\n done:\n }" ::"r"(at), "r"(parity) : "memory");
 }
+// One lane of a converged warp: the compiler then knows that one copies, and needs no loop over lanes.
+__device__ __forceinline__ bool is_elected() {
+  u32 one;
+  asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(one));
+  return one;
+}
 __device__ __forceinline__ void bulk_copy(u32 to, const void* from, u32 bytes, u32 barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
@@ -75,6 +81,26 @@ __device__ __forceinline__ void bulk_copy(u32 to, const void* from, u32 bytes, u
 }
 // ---- weights
 
+// A mul1 weight is an affine function of the sum of its product's four bytes. Where tensor cores have time for it,
+// which they have not beside products of many rows, they add them: a lane's four products are its fragment of the
+// first operand, and `picks` lead its own sums back to it. They come doubled, and as fp16 bits that is sum * 2^-23:
+// the scale after it is the codebook's * 2^23. The same weights either way.
+#ifndef SUMS_BY_TENSOR_CORES
+#define SUMS_BY_TENSOR_CORES 0
+#endif
+__device__ __forceinline__ void add_bytes(u32 twice[4], const u32 product[4], const u32 picks[2]) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.u8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%10,%10,%10,%10};"
+      : "=r"(twice[0]), "=r"(twice[1]), "=r"(twice[2]), "=r"(twice[3])
+      : "r"(product[0]), "r"(product[2]), "r"(product[1]), "r"(product[3]), "r"(picks[0]), "r"(picks[1]),
+        "r"(0));
+}
+__device__ __forceinline__ u32 weights_of_sums(u32 twice0, u32 twice1) {
+  u32 d;
+  const u32 packed = twice1 * 65536u + twice0;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(packed), "r"(0x7AEE7AEEu), "r"(0xC2E8C2E8u));
+  return d;
+}
 template <int CODEBOOK_>
 __device__ __forceinline__ u32 weight_pair(u32 s0, u32 s1) {  // two states to two fp16 weights
   u32 d;
@@ -104,7 +130,7 @@ template <int BITS_> struct Width {
 template <int BITS_> struct WordsOf { u32 hi[Width<BITS_>::GROUPS], lo[Width<BITS_>::GROUPS]; };
 template <int BITS_> struct PlacesOf {
   int hi[Width<BITS_>::GROUPS], lo[Width<BITS_>::GROUPS];
-  u32 shift[Width<BITS_>::GROUPS];
+  u32 shift[Width<BITS_>::GROUPS], picks[2];
 };
 
 template <int BITS_>
@@ -115,8 +141,24 @@ __device__ __forceinline__ PlacesOf<BITS_> places_of(int lane) {
     const int end = (8 * lane + Width<BITS_>::VALUES * (g + 1)) * BITS_;
     p.lo[g] = (end - 1) >> 5;
     p.hi[g] = (p.lo[g] == 0 ? Width<BITS_>::TILE : p.lo[g]) - 1;  // the ring wraps
-    p.shift[g] = (32 - (end & 31)) & 31;
+    p.shift[g] = BITS_ % 4 == 0 ? 0 : (32 - (end & 31)) & 31;
   }
+#pragma unroll
+  for (int i = 0; i < 2; i++) p.picks[i] = (lane >> 2) == 2 * (lane & 3) + i ? 0x02020202u : 0u;
+  return p;
+}
+// The same, held in registers: without an exchange the compiler makes them anew for every part.
+template <int BITS_>
+__device__ __forceinline__ PlacesOf<BITS_> held(PlacesOf<BITS_> p) {
+  const int lane = threadIdx.x & 31;
+#pragma unroll
+  for (int g = 0; g < Width<BITS_>::GROUPS; g++) {
+    p.hi[g] = __shfl_sync(0xffffffffu, p.hi[g], lane);
+    p.lo[g] = __shfl_sync(0xffffffffu, p.lo[g], lane);
+    if (BITS_ % 4) p.shift[g] = __shfl_sync(0xffffffffu, p.shift[g], lane);
+  }
+#pragma unroll
+  for (int i = 0; i < 2; i++) p.picks[i] = __shfl_sync(0xffffffffu, p.picks[i], lane);
   return p;
 }
 template <int BITS_>
@@ -127,29 +169,52 @@ __device__ __forceinline__ void load_words(WordsOf<BITS_>& w, const u32* tile, c
     w.lo[g] = tile[p.lo[g]];
   }
 }
-// Bits [shift, shift + 16) of hi:lo; `mid` is hi:lo shifted right by 16, `shift` a constant.
-__device__ __forceinline__ u32 window(u32 lo, u32 mid, int shift) {
-  if (shift == 0) return lo & 0xffff;
-  if (shift == 16) return lo >> 16;
-  if (shift == 8) return __byte_perm(lo, 0, 0x4421);
-  if (shift < 16) return __byte_perm(lo << (16 - shift), 0, 0x4432);
-  if (shift == 24) return __byte_perm(mid, 0, 0x4421);
-  return __byte_perm(mid << (32 - shift), 0, 0x4432);
+// 16 bits of a word, from a constant place 0..16 on.
+__device__ __forceinline__ u32 window(u32 word, int at) {
+  if (at == 0) return word & 0xffff;
+  if (at == 16) return word >> 16;
+  if (at == 8) return __byte_perm(word, 0, 0x4421);
+  return __byte_perm(word << (16 - at), 0, 0x4432);
+}
+// A lane's states. The first of a group ends at the top of `up`, and so those that `lo` does not hold are
+// there; a window at a whole byte takes one instruction, others take two.
+template <int BITS_>
+__device__ __forceinline__ void states_of(const WordsOf<BITS_>& words, const PlacesOf<BITS_>& p, u32 s[8]) {
+  constexpr int VALUES = Width<BITS_>::VALUES, TOP = (VALUES - 1) * BITS_, UP = TOP > 16 ? TOP - 16 : 0;
+#pragma unroll
+  for (int g = 0; g < Width<BITS_>::GROUPS; g++) {
+    const u32 lo = __funnelshift_r(words.lo[g], words.hi[g], p.shift[g]);
+    const u32 up = __funnelshift_r(words.lo[g], words.hi[g], p.shift[g] + UP);
+#pragma unroll
+    for (int i = 0; i < VALUES; i++) {
+      const int at = (VALUES - 1 - i) * BITS_;
+      const bool is_up = at > 16 || (UP > 0 && at >= UP && at % 8 != 0 && (at - UP) % 8 == 0);
+      u32& state = s[g * VALUES + i];
+      if (is_up) state = window(up, at - UP);
+      else if (BITS_ == 2) state = window(lo >> at % 8, at / 8 * 8);  // two windows share a shift
+      else state = window(lo, at);
+    }
+  }
 }
 // The A operand of one m16n8k16: 16 outputs by 16 inputs (the format's stream order is that of lanes).
+// Whole warps run it.
 template <int CODEBOOK_, int BITS_>
 __device__ __forceinline__ void decode_tile(const WordsOf<BITS_>& words, const PlacesOf<BITS_>& p, u32 w[4]) {
-  constexpr int GROUPS = Width<BITS_>::GROUPS, VALUES = Width<BITS_>::VALUES;
+  constexpr int TO[4] = {0, 2, 1, 3};
   u32 s[8];
+  states_of(words, p, s);
+  if (CODEBOOK_ == 0 && SUMS_BY_TENSOR_CORES) {
+    u32 twice[8];
 #pragma unroll
-  for (int g = 0; g < GROUPS; g++) {
-    const u32 lo = __funnelshift_r(words.lo[g], words.hi[g], p.shift[g]), hi = words.hi[g] >> p.shift[g];
-    const u32 mid = __funnelshift_r(lo, hi, 16);
+    for (int i = 0; i < 8; i++) s[i] *= 0x83DCD12Du;
+    add_bytes(twice, s, p.picks);
+    add_bytes(twice + 4, s + 4, p.picks);
 #pragma unroll
-    for (int i = 0; i < VALUES; i++) s[g * VALUES + i] = window(lo, mid, (VALUES - 1 - i) * BITS_);
+    for (int i = 0; i < 4; i++) w[TO[i]] = weights_of_sums(twice[2 * i], twice[2 * i + 1]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; i++) w[TO[i]] = weight_pair<CODEBOOK_>(s[2 * i], s[2 * i + 1]);
   }
-  w[0] = weight_pair<CODEBOOK_>(s[0], s[1]); w[2] = weight_pair<CODEBOOK_>(s[2], s[3]);
-  w[1] = weight_pair<CODEBOOK_>(s[4], s[5]); w[3] = weight_pair<CODEBOOK_>(s[6], s[7]);
 }
 #ifdef BITS
 #define TILE_WORDS (8 * BITS)
@@ -178,11 +243,9 @@ __device__ __forceinline__ void hadamard(float v[4]) {
   const int lane = threadIdx.x & 31;
 #pragma unroll
   for (int bit = 1; bit < 32; bit <<= 1) {
+    const float sign = lane & bit ? -1.f : 1.f;  // exact, so that the addition is rounded alone
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const float other = __shfl_xor_sync(0xffffffffu, v[i], bit);
-      v[i] = (lane & bit) ? other - v[i] : v[i] + other;
-    }
+    for (int i = 0; i < 4; i++) v[i] = __fmaf_rn(v[i], sign, __shfl_xor_sync(0xffffffffu, v[i], bit));
   }
 #pragma unroll
   for (int i = 0; i < 4; i++) v[i] *= INV_SQRT128;
@@ -219,8 +282,8 @@ __device__ __forceinline__ uint2 rotate_four(const Four& f, int type, uint2 suh)
   v[2] *= half_to_float(suh.y & 0xffff); v[3] *= half_to_float(suh.y >> 16);
   hadamard(v);
   uint2 o;
-  o.x = to_half2(clamp_half(v[0]), clamp_half(v[1]));
-  o.y = to_half2(clamp_half(v[2]), clamp_half(v[3]));
+  o.x = to_finite_half2(v[0], v[1]);
+  o.y = to_finite_half2(v[2], v[3]);
   return o;
 }
 // x [M, K] to rotated fp16 rows [M, K]; a warp takes 128 values of row 4 blockIdx.y + warp, from 128 blockIdx.x on.

@@ -17,7 +17,6 @@ from torch import Tensor
 from twinspark.errors import KernelUnsupported
 from twinspark.kernels.cuda.launch import (
     CudaModule,
-    Pointer,
     capability,
     num_processors,
     on_device,
@@ -51,8 +50,8 @@ TILES_SOURCE = Path(__file__).with_name("tiles.cu")
 SLAB_SOURCE = Path(__file__).with_name("slab.cu")
 UNPACK_SOURCE = Path(__file__).with_name("unpack.cu")
 TYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
-WHOLE_PARTS = 4
-"""Matrices of one launch of whole.cu."""
+MOST_PARTS = 4
+"""Matrices of one launch of whole.cu, or of joined.cu."""
 
 
 @dataclass(frozen=True)
@@ -269,7 +268,7 @@ def _launch_rows(x_MK: Tensor, prepared: CudaExl3, y_MN: Tensor) -> None:
     chunks, x_type, pitch = -(-inputs // CHUNK_INPUTS), TYPES[x_MK.dtype], x_MK.stride(0)
     whole = whole_plan_of(index, num, inputs, outputs, prepared.bits)
     if whole is not None:
-        launch_whole(x_MK, (prepared,), whole, (y_MN,), types=TYPES[y_MN.dtype])
+        launch_whole(x_MK, (prepared,), whole, y_MN)
         return
     plan = rows_plan(index, num, inputs, outputs, prepared.bits)
     defines = rows_defines(prepared.bits, prepared.codebook, plan)
@@ -293,28 +292,14 @@ def _launch_rows(x_MK: Tensor, prepared: CudaExl3, y_MN: Tensor) -> None:
     module.launch("exl3_finish", (outputs // 128, quads, 1), 128, (sums, *scales, y_MN, *shape))
 
 
-def launch_whole(
-    x_MK: Tensor,
-    matrices: Sequence[CudaExl3],
-    plan: WholePlan,
-    ys: Sequence[Tensor | Pointer],
-    *,
-    types: int,
-    x_step: int = 0,
-    y_pitch: int = 0,
-    then: Tensor | None = None,
-) -> None:
-    """Multiply by up to four matrices of one kind in one launch, or two where rows come rotated.
+def launch_whole(x_MK: Tensor, matrices: Sequence[CudaExl3], plan: WholePlan, y: Tensor) -> None:
+    """Multiply in one launch, or two where rows come rotated.
 
     Args:
-        x_MK: rows of the first matrix.
-        matrices: alike in inputs, bits and codebook; only one alone may have a bias.
+        x_MK: rows.
+        matrices: one; or up to four alike in inputs, bits and codebook, whose sums are left.
         plan: for the outputs of all.
-        ys: where each matrix's results, or sums, go.
-        types: numbers of their dtypes, two bits each.
-        x_step: bytes from the rows of a matrix to those of the next.
-        y_pitch: values from a row of results to the next; 0 where they follow each other.
-        then: weights of a later product, which are brought into the cache meanwhile; or None.
+        y: where the result [M, N] goes; or fp32 sums [M, N] of each matrix, one after another.
     """
     first, num, index = matrices[0], len(x_MK), x_MK.device.index
     inputs, x_type, pitch = first.in_features, TYPES[x_MK.dtype], x_MK.stride(0)
@@ -324,24 +309,21 @@ def launch_whole(
     for matrix in matrices:
         end += matrix.out_features // 128
         ends.append(end)
-    none = (None,) * (WHOLE_PARTS - parts)
-    ends += [end] * len(none)
+    none = (None,) * (MOST_PARTS - parts)
+    trellis = (*(matrix.trellis for matrix in matrices), *none)
     scales = (*(matrix.suh_K for matrix in matrices), *none)
     rows = x_MK
     if not plan.fused:
         rows = torch.empty(parts, num, inputs, dtype=torch.float16, device=x_MK.device)
-        args = (*scales, x_MK, rows, num, inputs, pitch, x_type, x_step)
+        args = (*scales, x_MK, rows, num, inputs, pitch, x_type)
         module.launch("exl3_whole_rotate", (inputs // 128, -(-num // 4), parts), 128, args)
-        x_step = 2 * num * inputs
     module.launch(
         "exl3_whole",
-        (128 * end // plan.width * plan.cluster, 1, 1),
+        (128 * end // plan.width * plan.slices, 1, 1),
         plan.threads,
         (
-            *(matrix.trellis for matrix in matrices), *none, *scales,
-            *(matrix.svh_N for matrix in matrices), *none, *ys, *none, *ends,
-            first.bias_N, rows, num, inputs, pitch, x_type, x_step, y_pitch, types,
-            then, 0 if then is None else then.numel() * then.element_size(),
+            *trellis, *scales, *ends, *[end] * len(none), first.svh_N, first.bias_N, rows, y,
+            num, inputs, pitch, x_type, TYPES[y.dtype],
         ),
         shared=plan.shared,
     )  # fmt: skip

@@ -18,12 +18,11 @@ _STATIC_BYTES = 2048  # at most, of a block's own and the system's share
 _RESIDENT = {4: 6, 8: 3}
 # Above this many (rows x blocks an SM), rotating the rows once costs less than once a block.
 _FUSED_WORK = 24
+_TIGHT_ROWS = range(4, 25)
+"""Rows of which blocks ask for just so much shared memory that no further one fits: blocks of the
+next kernel start beside them (24 rows: 109.6 to 108.6 us a layer's attention, H200, 2026-11-30)."""
+_WHOLE_PROCESSORS = 132  # fewer were not measured
 _MOST_CLUSTER = 8  # what every device has
-_MOST_WHOLE_ROWS = 0  # of one launch of whole.cu
-_MOST_WARPS = 24  # of its blocks
-_FINISH_WARPS, _CLUSTER_WARPS = 8, 2
-"""What a second launch, and sums between blocks, cost: as much as so many warps more do."""
-_SYSTEM_BYTES = 1024  # of shared memory, a block
 _SUM_PITCH_BYTES = 4 * 132  # of a row of sums in tiles.cu
 _PART_INPUTS = 128  # of a stage of the ring in tiles.cu
 _MOST_STAGES = 4
@@ -85,7 +84,12 @@ def plan_rows(rows: int, inputs: int, outputs: int, bits: int, device: Device) -
     fits = rows_bytes + 8 * column_bytes + _STATIC_BYTES <= device.shared
     warps, load = (8, wide) if fits and (wide > 3 or narrow == 2 * wide) else (4, narrow)
     needed = rows_bytes + warps * column_bytes
-    spread = device.shared // load - _STATIC_BYTES if load <= _RESIDENT[warps] else 0
+    if load > _RESIDENT[warps]:
+        spread = 0
+    elif rows in _TIGHT_ROWS:
+        spread = device.shared // (load + 1) + 1
+    else:
+        spread = device.shared // load - _STATIC_BYTES
     return RowsPlan(
         row_tiles=row_tiles,
         warps=warps,
@@ -112,12 +116,13 @@ class WholePlan:
 
     Attributes:
         row_tiles: tiles of 8 rows.
-        across: warps of a block side by side, 16 output columns each.
+        across: warps of a block side by side, 16 output columns each; 8 unless `raw`.
         depth: chunks of a block.
-        slices: blocks along the chunks.
+        slices: blocks along the chunks, which are a cluster.
         fused: rows are rotated by the blocks that use them.
         raw: sums are left as they are.
-        early: tiles of 16 inputs that a warp decodes before the kernel ahead has ended.
+        rehearsed: code runs once before the kernel ahead has ended, and blocks of the next kernel
+            start only when it has.
         shared: dynamic shared memory of a block.
     """
 
@@ -127,7 +132,7 @@ class WholePlan:
     slices: int
     fused: bool
     raw: bool
-    early: int
+    rehearsed: bool
     shared: int
 
     @property
@@ -137,13 +142,42 @@ class WholePlan:
 
     @property
     def width(self) -> int:
-        """Columns of a cluster of blocks."""
-        return 16 * self.across if self.raw else 128
+        """Columns of a block."""
+        return 16 * self.across
 
-    @property
-    def cluster(self) -> int:
-        """Blocks that hand their sums to each other."""
-        return self.slices * self.width // (16 * self.across)
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Of whole.cu, for up to `rows` rows; the others as in `WholePlan`."""
+
+    rows: int
+    across: int
+    depth: int
+    rehearsed: bool = False
+
+
+# By inputs, outputs of all, and whether sums are left as they are: what is faster than rows.cu in
+# attention's half of a layer, 1, 6 and 24 rows, 5 bits, H200, 2026-11-30 (90.9 to 86.0, 97.5 to
+# 92.4 and 114.5 to 110.0 us, of which finishes that are rehearsed are a part). More than 8 rows are
+# rotated once for all blocks of rows.cu, too.
+_WHOLE = {
+    (5120, 1792, True): (_Blocks(3, 8, 2, rehearsed=True), _Blocks(8, 2, 5)),
+    (1280, 16384, False): (_Blocks(3, 8, 3, rehearsed=True), _Blocks(24, 8, 3)),
+    (4096, 5120, False): (_Blocks(8, 8, 1),),
+}
+
+
+def plan_whole(
+    rows: int, inputs: int, outputs: int, bits: int, device: Device, *, raw: bool = False
+) -> WholePlan | None:
+    """Blocks of whole.cu for a product, or None where rows.cu is to make it."""
+    if device.processors < _WHOLE_PROCESSORS:
+        return None
+    blocks = next((b for b in _WHOLE.get((inputs, outputs, raw), ()) if rows <= b.rows), None)
+    if blocks is None:
+        return None
+    shape = (rows, inputs, outputs, bits, device)
+    return whole_plan(*shape, blocks.across, blocks.depth, raw=raw, rehearsed=blocks.rehearsed)
 
 
 def whole_plan(
@@ -152,67 +186,28 @@ def whole_plan(
     outputs: int,
     bits: int,
     device: Device,
-    *,
     across: int,
     depth: int,
+    *,
     raw: bool = False,
-    early: int = 0,
-    fused: bool | None = None,
+    rehearsed: bool = False,
 ) -> WholePlan | None:
     """The plan with such blocks, or None where they do not fit the device.
 
     Shared memory is asked for so that no multiprocessor takes more than its share of blocks, as in
-    `plan_rows`, but no more than that needs: the next product's blocks start beside these.
+    `plan_rows`, but no more than that needs: the next kernel's blocks start beside these.
     """
-    chunks = -(-inputs // CHUNK_INPUTS)
-    slices = -(-chunks // depth)
-    plan = WholePlan(-(-rows // 8), across, depth, slices, True, raw, early, 0)
-    own = -(-8 * plan.row_tiles // plan.cluster)
-    sums = 4 * own * slices * depth * plan.width
+    row_tiles = -(-rows // 8)
+    slices = -(-math.ceil(inputs / CHUNK_INPUTS) // depth)
+    fused = row_tiles == 1 and across == 8
+    plan = WholePlan(row_tiles, across, depth, slices, fused, raw, rehearsed, 0)
+    sums = 4 * -(-8 * row_tiles // slices) * slices * depth * plan.width
     needed = depth * (rows * _ROW_PITCH_BYTES + across * 2 * CHUNK_INPUTS * bits)
-    needed = max(needed, sums) if plan.cluster == 1 else needed + sums  # alone: over what was used
-    blocks = outputs // plan.width * plan.cluster
-    load = -(-blocks // device.processors)
-    if plan.cluster > _MOST_CLUSTER or needed + _STATIC_BYTES > device.shared:
+    needed = max(needed, sums) if slices == 1 else needed + sums  # alone: over what was used
+    load = -(-(outputs // plan.width * slices) // device.processors)
+    if slices > _MOST_CLUSTER or needed + _STATIC_BYTES > device.shared:
         return None
-    if fused is None:
-        fused = plan.row_tiles == 1 and rows * depth * load <= _FUSED_WORK
-    return replace(plan, fused=fused, shared=max(needed, device.shared // (load + 1) + 1))
-
-
-def plan_whole(
-    rows: int, inputs: int, outputs: int, bits: int, device: Device, *, raw: bool = False
-) -> WholePlan | None:
-    """Blocks of whole.cu for a product, or None where rows.cu is to make it.
-
-    Of blocks that are all under way at once those whose busiest multiprocessor has the fewest
-    warps; of such the widest, which ask for weights and rotate rows least often.
-    """
-    if rows > _MOST_WHOLE_ROWS:
-        return None
-    chunks = -(-inputs // CHUNK_INPUTS)
-    best, fewest = None, _warps_of_rows(rows, inputs, outputs, bits, device) + 0.0
-    if not raw:
-        fewest += _FINISH_WARPS
-    for across in (8, 4, 2, 1):
-        for depth in range(1, min(chunks, _MOST_WARPS // across) + 1):
-            plan = whole_plan(
-                rows, inputs, outputs, bits, device, across=across, depth=depth, raw=raw
-            )
-            if plan is None:
-                continue
-            load = -(-(outputs // plan.width * plan.cluster) // device.processors)
-            warps = load * across * depth + (_CLUSTER_WARPS if plan.cluster > 1 else 0)
-            if load * (plan.shared + _SYSTEM_BYTES) <= device.shared and warps < fewest:
-                best, fewest = plan, warps
-    return best
-
-
-def _warps_of_rows(rows: int, inputs: int, outputs: int, bits: int, device: Device) -> int:
-    """Warps of rows.cu on the busiest multiprocessor."""
-    plan = plan_rows(rows, inputs, outputs, bits, device)
-    blocks = outputs // (16 * plan.warps) * -(-inputs // CHUNK_INPUTS)
-    return -(-blocks // device.processors) * plan.warps
+    return replace(plan, shared=max(needed, device.shared // (load + 1) + 1))
 
 
 def whole_defines(bits: int, codebook: Codebook, plan: WholePlan) -> dict[str, int]:
@@ -226,8 +221,7 @@ def whole_defines(bits: int, codebook: Codebook, plan: WholePlan) -> dict[str, i
         "SLICES": plan.slices,
         "FUSED": int(plan.fused),
         "RAW": int(plan.raw),
-        "EARLY": plan.early,
-        "RESIDENT": 1,
+        "REHEARSED": int(plan.rehearsed),
     }
 
 

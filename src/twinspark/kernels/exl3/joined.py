@@ -13,9 +13,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from twinspark.kernels.cuda.launch import CudaModule, Pointer, on_device
+from twinspark.kernels.cuda.launch import CudaModule, on_device
 from twinspark.kernels.exl3.codebook import Codebook
 from twinspark.kernels.exl3.cuda import (
+    MOST_PARTS,
     TYPES,
     WHOLE_SOURCE,
     CudaExl3,
@@ -37,8 +38,6 @@ from twinspark.kernels.exl3.cuda_plan import (
 from twinspark.kernels.exl3.linear import CHUNK_INPUTS
 
 SOURCE = Path(__file__).with_name("joined.cu")
-MOST_PARTS = 4
-"""Matrices of one launch."""
 
 _Item = TypeVar("_Item")
 _Other = TypeVar("_Other")
@@ -118,18 +117,13 @@ def exl3_joined(
             exl3_rows(x_TK, matrix, out_dtype=dtype)
             for matrix, dtype in zip(joined.matrices, out_dtypes, strict=True)
         ]
-    found = [
-        torch.empty(rows, matrix.out_features, dtype=dtype, device=x_TK.device)
-        for matrix, dtype in zip(joined.matrices, out_dtypes, strict=True)
-    ]
-    types = sum(TYPES[dtype] << 2 * n for n, dtype in enumerate(out_dtypes))
     with on_device(x_TK.device):
-        first, index = joined.matrices[0], x_TK.device.index
-        whole = whole_plan_of(index, rows, first.in_features, joined.out_features, first.bits)
-        if whole is not None:
-            launch_whole(x_TK, joined.matrices, whole, found, types=types)
-            return found
         sums = _chunk_sums(x_TK, joined)
+        found = [
+            torch.empty(rows, matrix.out_features, dtype=dtype, device=x_TK.device)
+            for matrix, dtype in zip(joined.matrices, out_dtypes, strict=True)
+        ]
+        types = sum(TYPES[dtype] << 2 * n for n, dtype in enumerate(out_dtypes))
         scales = _four([matrix.svh_N for matrix in joined.matrices], None)
         chunks = -(-x_TK.shape[1] // CHUNK_INPUTS)
         _module(x_TK, joined)[0].launch(
@@ -169,14 +163,12 @@ def joined_sums(x_TK: Tensor, joined: CudaExl3Joined) -> tuple[Tensor, int]:
     `check_rows` has nothing against; the current device must be theirs.
     """
     (rows, inputs), outputs = x_TK.shape, joined.out_features
-    first, index = joined.matrices[0], x_TK.device.index
-    whole = whole_plan_of(index, rows, inputs, outputs, first.bits, raw=True)
+    bits, index = joined.matrices[0].bits, x_TK.device.index
+    whole = whole_plan_of(index, rows, inputs, outputs, bits, raw=True)
     if whole is None:
         return _chunk_sums(x_TK, joined), -(-inputs // CHUNK_INPUTS)
     sums = torch.empty(rows * outputs, dtype=torch.float32, device=x_TK.device)
-    starts = (0, *(128 * end for end in joined.ends[: len(joined.matrices) - 1]))
-    places = [Pointer(sums.data_ptr() + 4 * rows * start) for start in starts]
-    launch_whole(x_TK, joined.matrices, whole, places, types=0)
+    launch_whole(x_TK, joined.matrices, whole, sums)
     return sums, 1
 
 
@@ -210,16 +202,14 @@ def cuda_variants(
     """What joined products with `outputs` outputs in all may compile: (source, macros)."""
     seen = []
     for rows in range(1, MOST_ROWS + 1):
-        for raw in (False, True):
-            whole = plan_whole(rows, inputs, outputs, bits, device, raw=raw)
-            if whole is None:
-                plan = plan_rows(rows, inputs, outputs, bits, device)
-                found = SOURCE, rows_defines(bits, codebook, plan)
-            else:
-                found = WHOLE_SOURCE, whole_defines(bits, codebook, whole)
-            if found not in seen:
-                seen.append(found)
-                yield found
+        plan = plan_rows(rows, inputs, outputs, bits, device)
+        found = [(SOURCE, rows_defines(bits, codebook, plan))]
+        whole = plan_whole(rows, inputs, outputs, bits, device, raw=True)
+        if whole is not None:
+            found.append((WHOLE_SOURCE, whole_defines(bits, codebook, whole)))
+        new = [variant for variant in found if variant not in seen]
+        seen += new
+        yield from new
 
 
 def _module(x_TK: Tensor, joined: CudaExl3Joined) -> tuple[CudaModule, RowsPlan]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from twinspark.kernels.cuda.launch import Pointer, on_device
+from twinspark.kernels.cuda.launch import on_device
 from twinspark.kernels.exl3.codebook import Codebook
 from twinspark.kernels.exl3.cuda import (
     ROWS_SOURCE,
@@ -20,19 +20,15 @@ from twinspark.kernels.exl3.cuda import (
     TILES_SOURCE,
     TYPES,
     UNPACK_SOURCE,
-    WHOLE_PARTS,
     WHOLE_SOURCE,
     CudaExl3,
     device_of,
     exl3_rows,
-    launch_whole,
     module_of,
-    whole_plan_of,
 )
 from twinspark.kernels.exl3.cuda_plan import (
     MOST_ROWS,
     Device,
-    WholePlan,
     plan_rows,
     plan_slab,
     plan_tiles,
@@ -126,7 +122,7 @@ def cuda_variants(
     seen = []
     for rows in range(1, MOST_ROWS + 1):
         shape = (rows, inputs, count * outputs, bits, device)
-        whole = plan_whole(*shape) if count <= WHOLE_PARTS else None
+        whole = plan_whole(*shape) if count == 1 else None
         if whole is not None:
             found = WHOLE_SOURCE, whole_defines(bits, codebook, whole)
         else:
@@ -157,12 +153,6 @@ def _is_aligned(x: Tensor) -> bool:
 def _launch(x_GTK: Tensor, many: CudaExl3Many, out_GTN: Tensor) -> None:
     num, rows, inputs = x_GTK.shape
     first, table, index = many.matrices[0], many.table, x_GTK.device.index
-    whole = None
-    if num <= WHOLE_PARTS:
-        whole = whole_plan_of(index, rows, inputs, num * first.out_features, first.bits)
-    if whole is not None:
-        _launch_whole(x_GTK, many, out_GTN, whole)
-        return
     outputs, chunks, x_type = first.out_features, -(-inputs // CHUNK_INPUTS), TYPES[x_GTK.dtype]
     plan = plan_rows(rows, inputs, num * outputs, first.bits, device_of(index))
     defines = {**rows_defines(first.bits, first.codebook, plan), "MANY": 1}
@@ -189,17 +179,4 @@ def _launch(x_GTK: Tensor, many: CudaExl3Many, out_GTN: Tensor) -> None:
         (outputs // 128, quads, num),
         128,
         (sums, None, None, out_GTN, *sizes, table, y_step, out_GTN.stride(1)),
-    )
-
-
-def _launch_whole(x_GTK: Tensor, many: CudaExl3Many, out_GTN: Tensor, plan: WholePlan) -> None:
-    base, step = out_GTN.data_ptr(), out_GTN.stride(0) * out_GTN.element_size()
-    launch_whole(
-        x_GTK[0],
-        many.matrices,
-        plan,
-        [Pointer(base + place * step) for place in range(len(x_GTK))],
-        types=sum(TYPES[out_GTN.dtype] << 2 * n for n in range(len(x_GTK))),
-        x_step=x_GTK.stride(0) * x_GTK.element_size(),
-        y_pitch=out_GTN.stride(1),
     )

@@ -2,12 +2,6 @@
 //
 // Macros, besides those of common.cuh, which stands before this: ROW_TILES 1..8 (tiles of 8 rows), WARPS 4 or 8 of a
 // block (16 output columns each), FUSED 1 when a unit rotates its rows itself.
-#ifndef START
-#define START 0
-#endif
-#ifndef REHEARSE
-#define REHEARSE 1
-#endif
 #define ROWS (8 * ROW_TILES)
 #define XPITCH (CHUNK + 8)
 
@@ -35,16 +29,20 @@ __device__ __forceinline__ void multiply_part(
 
 #if FUSED
 // Rotates the rows of one chunk into shared memory: a warp takes block `warp % 4` of every
-// (WARPS / 4)-th row, and asks for all of them first; a rehearsal asks for none.
+// (WARPS / 4)-th row, and asks for all of them first.
 __device__ __forceinline__ void rotate_rows(
-    u16* xs, uint2 suh, const void* x, int M, int first, int x_pitch, int x_type, bool dry) {
+    u16* xs, uint2 suh, const void* x, int M, int first, int x_pitch, int x_type) {
   const int warp = threadIdx.x >> 5, k = 128 * (warp & 3) + 4 * (threadIdx.x & 31), row0 = warp >> 2;
   constexpr int STEP = WARPS / 4, NUM = ROWS / STEP;
   Four f[NUM];
+  if (x_type == TYPE_FP32) {
 #pragma unroll
-  for (int i = 0; i < NUM; i++) {
-    f[i] = {0, 0, 0, 0};
-    if (row0 + STEP * i < M && !dry) f[i] = load_four(x, (u64)(row0 + STEP * i) * x_pitch + first + k, x_type);
+    for (int i = 0; i < NUM; i++)
+      if (row0 + STEP * i < M) f[i] = load_four(x, (u64)(row0 + STEP * i) * x_pitch + first + k, TYPE_FP32);
+  } else {
+#pragma unroll
+    for (int i = 0; i < NUM; i++)
+      if (row0 + STEP * i < M) f[i] = load_four(x, (u64)(row0 + STEP * i) * x_pitch + first + k, TYPE_BF16);
   }
 #pragma unroll
   for (int i = 0; i < NUM; i++)
@@ -91,49 +89,30 @@ __device__ __forceinline__ void multiply_unit(
       bulk_copy(smem_address(tiles) + lane * bytes, trellis + tile * TILE_WORDS, bytes, full_at + 8 * (lane / PART));
     }
   }
-#if START == 0
   let_consumer_start();
-#elif START == 1
-  if (warp == 0) {
-    for (int p = 0; p < width / (16 * PART); p++) barrier_wait(full_at + 8 * p, 0);
-    let_consumer_start();
-  }
-#endif
 #if FUSED
   const uint2 s = *(const uint2*)(suh + min(chunk * CHUNK + 128 * (warp & 3), K - 128) + 4 * lane);
+  wait_for_producer();
+  if (128 * (warp & 3) < width) rotate_rows(xs, s, x, M, chunk * CHUNK, x_pitch, x_type);
+  __syncthreads();
+#else
+  wait_for_producer();
+  if (warp == 0) {
+    if (lane == 0) barrier_expect(full_at + 8 * PARTS, M * width * 2);
+    __syncwarp();
+    for (int row = lane; row < M; row += 32)
+      bulk_copy(xs_at + row * XPITCH * 2, (const u16*)x + (u64)row * K + chunk * CHUNK, width * 2, full_at + 8 * PARTS);
+  }
+  barrier_wait(full_at + 8 * PARTS, 0);
 #endif
-  const Places at = places(lane);
+  const Places at = held(places(lane));
+  float acc[ROW_TILES][4] = {};
   const u32 x_at = xs_at + (lane & 7) * XPITCH * 2 + (lane >> 3) * 16;
   const u32* mine = tiles + warp * TILE_WORDS;
 #pragma unroll 1
-  for (int dry = REHEARSE && FUSED ? rehearse(M) : 0; dry >= 0; dry--) {
-    if (!dry) {
-      wait_for_producer();
-#if START == 2 || (START == 3 && !FUSED)
-      let_consumer_start();
-#endif
-    }
-#if FUSED
-    if (128 * (warp & 3) < width) rotate_rows(xs, s, x, M, chunk * CHUNK, x_pitch, x_type, dry);
-    __syncthreads();
-#if START == 3
-    if (!dry) let_consumer_start();
-#endif
-#else
-    if (warp == 0) {
-      if (lane == 0) barrier_expect(full_at + 8 * PARTS, M * width * 2);
-      __syncwarp();
-      for (int row = lane; row < M; row += 32)
-        bulk_copy(xs_at + row * XPITCH * 2, (const u16*)x + (u64)row * K + chunk * CHUNK, width * 2, full_at + 8 * PARTS);
-    }
-    barrier_wait(full_at + 8 * PARTS, 0);
-#endif
-    float acc[ROW_TILES][4] = {};
-#pragma unroll 1
-    for (int part = 0; part < (dry ? 1 : width / (16 * PART)); part++) {
-      if (!dry) barrier_wait(full_at + 8 * part, 0);
-      multiply_part(acc, mine + part * PART * WARPS * TILE_WORDS, x_at + part * PART * 32, at);
-    }
-    store_sums(acc, work + (u64)chunk * M * N, dry ? 0 : M, N, (block * WARPS + warp) * 16 + (lane >> 2));
+  for (int part = 0; part < width / (16 * PART); part++) {
+    barrier_wait(full_at + 8 * part, 0);
+    multiply_part(acc, mine + part * PART * WARPS * TILE_WORDS, x_at + part * PART * 32, at);
   }
+  store_sums(acc, work + (u64)chunk * M * N, M, N, (block * WARPS + warp) * 16 + (lane >> 2));
 }

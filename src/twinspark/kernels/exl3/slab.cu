@@ -40,8 +40,8 @@ extern "C" __global__ void __launch_bounds__(128) exl3_rotate_wide(
 #pragma unroll
   for (int i = 0; i < 8; i++) {
     uint2 o;
-    o.x = to_half2(clamp_half(v[4 * i]), clamp_half(v[4 * i + 1]));
-    o.y = to_half2(clamp_half(v[4 * i + 2]), clamp_half(v[4 * i + 3]));
+    o.x = to_finite_half2(v[4 * i], v[4 * i + 1]);
+    o.y = to_finite_half2(v[4 * i + 2], v[4 * i + 3]);
     *(uint2*)(to + (u64)2 * i * ROWS * 8) = o;
   }
 }

@@ -53,8 +53,8 @@ __device__ __forceinline__ void rotate_wide(float v[32], const u16* suh, u16* to
 #pragma unroll
   for (int i = 0; i < 8; i++) {
     uint2 o;
-    o.x = to_half2(clamp_half(v[4 * i]), clamp_half(v[4 * i + 1]));
-    o.y = to_half2(clamp_half(v[4 * i + 2]), clamp_half(v[4 * i + 3]));
+    o.x = to_finite_half2(v[4 * i], v[4 * i + 1]);
+    o.y = to_finite_half2(v[4 * i + 2], v[4 * i + 3]);
     *(uint2*)(to + i * 128) = o;
   }
 }

@@ -1,12 +1,13 @@
 """Router and experts of an MoE layer, on packed EXL3 weights.
 
-Read in order: experts.py (the calls), reference.py, cuda.py, plan.py, route.cu, decode.cu,
+Read in order: experts.py (the calls), reference.py, cuda.py, few.py, plan.py, route.cu, decode.cu,
 prompt.cu.
 """
 
 from twinspark.kernels.experts.cuda import CudaShardExperts
 from twinspark.kernels.experts.experts import (
     ShardExperts,
+    begin_experts,
     experts_forward,
     prepare_shard_experts,
     route_rows,
@@ -18,6 +19,7 @@ __all__ = [
     "CudaShardExperts",
     "PlainShardExperts",
     "ShardExperts",
+    "begin_experts",
     "experts_forward",
     "prepare_shard_experts",
     "route_rows",

@@ -19,19 +19,16 @@ from twinspark.errors import KernelUnsupported
 from twinspark.kernels.cuda.launch import (
     CudaModule,
     capability,
-    num_processors,
     on_device,
     shared_bytes,
     why_not_launch,
 )
 from twinspark.kernels.exl3.cuda_plan import CODEBOOKS
 from twinspark.kernels.exl3.linear import CHUNK_INPUTS, Exl3Matrix
+from twinspark.kernels.experts.few import Begun, Routed, run_few
 from twinspark.kernels.experts.plan import (
     DECODE_ROWS,
     PromptPlan,
-    decode_defines,
-    num_units,
-    plan_decode,
     plan_prompt,
     plan_router,
     prompt_defines,
@@ -41,11 +38,9 @@ from twinspark.kernels.experts.plan import (
 )
 
 ROUTE_SOURCE = Path(__file__).with_name("route.cu")
-DECODE_SOURCE = Path(__file__).with_name("decode.cu")
 PROMPT_SOURCE = Path(__file__).with_name("prompt.cu")
 MOST_EXPERTS = 1023
 MOST_PLACES = 15
-_MOST_SHARDS = 4  # of one launch
 _PIECES = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 3}
 
 
@@ -60,7 +55,8 @@ class CudaShardExperts:
         hidden: D.
         width: I.
         limit: activations are cut there.
-        bits: the widest matrix.
+        routed_bits: the widest matrix of routed experts.
+        shared_bits: and of the shared one.
         codebooks: bit mask of the codebooks in use.
     """
 
@@ -70,7 +66,8 @@ class CudaShardExperts:
     hidden: int
     width: int
     limit: float
-    bits: int
+    routed_bits: int
+    shared_bits: int
     codebooks: int
 
     @property
@@ -129,7 +126,8 @@ def prepare_cuda(
         hidden=gate[0].in_features,
         width=gate[0].out_features,
         limit=limit,
-        bits=max(m.trellis.shape[2] // 16 for m in matrices),
+        routed_bits=max((m.trellis.shape[2] // 16 for m in matrices[:-3]), default=0),
+        shared_bits=max(m.trellis.shape[2] // 16 for m in matrices[-3:]),
         codebooks=sum({1 << CODEBOOKS[m.codebook] for m in matrices}),
     )
 
@@ -140,6 +138,7 @@ def forward_cuda(
     weights_TA: Tensor,
     kept_TA: Tensor | None,
     shards: Sequence[CudaShardExperts],
+    begun: Begun | None = None,
 ) -> Tensor:
     """Each shard's sum over its experts, [S, T, D] bf16; arguments are checked."""
     num = x_TD.shape[0]
@@ -150,16 +149,8 @@ def forward_cuda(
     with on_device(x_TD.device):
         if num > DECODE_ROWS:
             _Prompt(x_TD, ids_TA, weights_TA, kept, shards).run(out)
-            return out
-        first = 0
-        while first < len(shards):
-            end = first + 1
-            while end < min(len(shards), first + _MOST_SHARDS) and _alike(
-                shards[first], shards[end]
-            ):
-                end += 1
-            _decode(x_TD, ids_TA, weights_TA, kept, shards[first:end], out[first:end])
-            first = end
+        else:
+            run_few(x_TD, Routed(ids_TA, weights_TA, kept), shards, out, begun)
     return out
 
 
@@ -201,69 +192,6 @@ def route_cuda(
         args = (logits, bias_E, image_bias_E, marks, ids, weights, *numbers)
         module.launch("router_select", (num, 1, 1), router_select_threads(num, experts), args)
     return ids, weights
-
-
-def _alike(one: CudaShardExperts, other: CudaShardExperts) -> bool:
-    return (one.width, one.codebooks, one.limit) == (other.width, other.codebooks, other.limit)
-
-
-def _decode(
-    x_TD: Tensor,
-    ids_TA: Tensor,
-    weights_TA: Tensor,
-    kept_TA: Tensor | None,
-    shards: Sequence[CudaShardExperts],
-    out_STD: Tensor,
-) -> None:
-    (num, hidden), places, sets = x_TD.shape, ids_TA.shape[1], len(shards)
-    device, experts, width = x_TD.device, shards[0].num_experts, shards[0].width
-    pairs = num * (places + 1)
-    bits, codebooks = max(s.bits for s in shards), shards[0].codebooks
-    tables = [*(s.table for s in shards), *[None] * (_MOST_SHARDS - sets)]
-    items = min(experts, num * places) + 1
-    busy = min(items, num + 1) * sets  # not fewer experts than those of one row
-    sizes = (num, places, experts)
-    processors = num_processors(device.index)
-    units, chunks = num_units(hidden), -(-hidden // CHUNK_INPUTS)
-    sums = torch.empty(sets, pairs, 2, chunks, width, dtype=torch.float32, device=device)
-    plan = plan_decode(hidden, bits, num, 2 * busy * units * width // 128, processors)
-    module = _module(
-        DECODE_SOURCE, device.index, tuple(decode_defines(plan.warps, codebooks).items())
-    )
-    module.launch(
-        "experts_hidden",
-        (width // (16 * plan.warps), 2 * units, items * sets),
-        32 * plan.warps,
-        (*tables, x_TD, ids_TA, kept_TA, sums, *sizes, items, hidden, width),
-        shared=plan.shared,
-    )
-    act = torch.empty(sets, pairs, width, dtype=torch.float16, device=device)
-    limit = _float_bits(shards[0].limit)
-    module.launch(
-        "experts_act",
-        (width // 128, -(-pairs // 4), sets),
-        128,
-        (*tables, sums, ids_TA, kept_TA, weights_TA, act, *sizes, hidden, width, limit),
-    )
-    units, chunks = num_units(width), -(-width // CHUNK_INPUTS)
-    plan = plan_decode(width, bits, num, busy * units * hidden // 128, processors)
-    module = _module(
-        DECODE_SOURCE, device.index, tuple(decode_defines(plan.warps, codebooks).items())
-    )
-    down = torch.empty(sets, pairs, chunks, hidden, dtype=torch.float32, device=device)
-    module.launch(
-        "experts_down",
-        (hidden // (16 * plan.warps), units, items * sets),
-        32 * plan.warps,
-        (*tables, act, ids_TA, kept_TA, down, *sizes, items, width, hidden),
-        shared=plan.shared,
-    )
-    module.launch(
-        "experts_combine",
-        (hidden // 128, num, sets),
-        256,
-        (*tables, down, ids_TA, kept_TA, out_STD, *sizes, width, hidden),
-    )
 
 
 class _Prompt:

@@ -6,7 +6,10 @@
 // inputs and 16 * WARPS columns; which expert that is it finds in the ids itself, so that no kernel
 // lists them. Pair p = row * (A + 1) + place; place A is the shared expert.
 //
+// The first three can leave the shared expert out, or all others: it needs no router.
+//
 // Macros: WARPS 4 or 8 of a block, RESIDENT blocks an SM at least, CODEBOOK_MASK codebooks in use.
+#define SUMS_BY_TENSOR_CORES 1
 #include "../exl3/common.cuh"
 #include "tables.cuh"
 
@@ -23,10 +26,19 @@ struct Item { int expert, count; u16 pairs[MOST_ROWS], rows[MOST_ROWS]; };
 __device__ __forceinline__ int id_of(const int* ids, const unsigned char* kept, int at) {
   return kept && !__ldcg(kept + at) ? -1 : __ldcg(ids + at);
 }
-// Run by one warp: the shared expert (item 0) or the item-th expert by id that a row has; -1: none.
+// Run by one warp: the shared expert (item 0) or the item-th expert by id that a row has; -1: none. A
+// single row's experts are in order already.
 __device__ __forceinline__ void find_item(
     Item& out, u32* seen, const int* ids, const unsigned char* kept, int rows, int places, int experts, int item) {
   const int lane = threadIdx.x & 31, all = rows * places;
+  if (rows == 1 && item > 0) {
+    if (lane == 0) {
+      out.expert = id_of(ids, kept, item - 1);
+      out.count = 1; out.pairs[0] = item - 1; out.rows[0] = 0;
+    }
+    __syncwarp();
+    return;
+  }
   if (item == 0) {
     for (int r = lane; r < rows; r += 32) { out.pairs[r] = r * (places + 1) + places; out.rows[r] = r; }
     if (lane == 0) { out.expert = experts; out.count = rows; }
@@ -102,13 +114,14 @@ __device__ __forceinline__ int unit_width(int unit, int units, int inputs) {
 __device__ __forceinline__ void ask_for_weights(
     u32 to, u32 full_at, const Matrix& m, int column_block, int unit, int width, int outputs) {
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0);
-  const u32 tile_bytes = 32 * m.bits, bytes = WARPS * tile_bytes;
-  const u64 pitch = (u64)(outputs / 16) * tile_bytes;
-  const char* from = (const char*)m.trellis + (unit * KTILES + warp) * pitch + column_block * bytes;
-  if ((threadIdx.x & 31) != 0) return;
+  const u32 tile_bytes = 32 * m.bits, bytes = WARPS * tile_bytes, pitch = outputs / 16 * tile_bytes;
+  const char* from = (const char*)m.trellis + (unit * KTILES + warp) * (u64)pitch + column_block * bytes;
+  if (!is_elected()) return;
   if (warp == 0)
+#pragma unroll 1
     for (int part = 0; part < width / 128; part++) barrier_expect(full_at + 8 * part, PART * bytes);
-  for (int k = warp; k < width / 16; k += WARPS, from += WARPS * pitch)
+#pragma unroll 1
+  for (int k = warp; k < width / 16; k += WARPS, from += (u64)WARPS * pitch)
     bulk_copy(to + k * bytes, from, bytes, full_at + 8 * (k / PART));
 }
 template <int CODEBOOK, int BITS>
@@ -133,7 +146,7 @@ template <int CODEBOOK, int BITS>
 __device__ __forceinline__ void multiply_rows(
     const u32* tiles, u32 xs_at, u32 full_at, int width, const Sums& sums, const u16* pairs, int count) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = 2 * (lane & 3);
-  const PlacesOf<BITS> at = places_of<BITS>(lane);
+  const PlacesOf<BITS> at = held(places_of<BITS>(lane));
   const u32 x_at = xs_at + (lane & 7) * XPITCH * 2 + (lane >> 3) * 16;
   float acc[4] = {};
 #pragma unroll 1
@@ -194,7 +207,7 @@ __device__ __forceinline__ void copy_rows(
 template <bool DOWN>
 __device__ __forceinline__ void products(
     const Tables& tables, const u16* x, const int* ids, const unsigned char* kept, float* work,
-    int rows, int places, int experts, int items, int inputs, int outputs) {
+    int rows, int places, int experts, int first_item, int items, int inputs, int outputs) {
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ __align__(8) u64 full[MOST_PARTS];
   __shared__ u32 seen[SEEN_WORDS];
@@ -206,10 +219,18 @@ __device__ __forceinline__ void products(
   const int which = DOWN ? 2 : blockIdx.y & 1, width = unit_width(unit, num_units(inputs), inputs);
   int number = blockIdx.z, shard = 0;
   for (; number >= items; number -= items) shard++;
+  number += first_item;
   const u32 full_at = smem_address(full), xs_at = smem_address(xs);
   if (threadIdx.x == 0) {
     for (int i = 0; i < MOST_PARTS; i++) barrier_init(full_at + 8 * i, 1);
     barriers_ready();
+  }
+  if (!DOWN && number > 0) {  // where matrices are comes near while the router chooses
+    const u32 block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * (number - 1));
+    const u32 at = 128 * (block * WARPS + (threadIdx.x >> 5));
+    const char* line = (const char*)tables.of(shard) + at;
+    if ((threadIdx.x & 31) == 0 && at < (experts + 1) * 3 * sizeof(Matrix))
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
   }
   // The ids are older than the kernel ahead of experts_down; only experts_hidden must wait for them.
   if (!DOWN && number > 0) wait_for_producer();
@@ -223,7 +244,7 @@ __device__ __forceinline__ void products(
     return;
   }
   ask_for_weights(smem_address(tiles), full_at, matrix, column_block, unit, width, outputs);
-  if (threadIdx.x < 32 && number > 0) find_pairs(item, ids, kept, rows, places);
+  if (threadIdx.x < 32 && number > 0 && rows > 1) find_pairs(item, ids, kept, rows, places);
   wait_for_producer();
   let_consumer_start();  // not before the ids are there: see above
   __syncthreads();
@@ -243,74 +264,92 @@ __device__ __forceinline__ void products(
   }
 }
 
-// grid (column blocks, units * 2, items at most * shards).
+// grid (column blocks, units * 2, items * shards); `items` from `first_item` on: 0 is the shared expert.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT) experts_hidden(
     const Matrix* t0, const Matrix* t1, const Matrix* t2, const Matrix* t3, const u16* __restrict__ x,
-    const int* ids, const unsigned char* kept, float* work, int rows, int places, int experts, int items,
-    int inputs, int outputs) {
-  products<false>({t0, t1, t2, t3}, x, ids, kept, work, rows, places, experts, items, inputs, outputs);
+    const int* ids, const unsigned char* kept, float* work, int rows, int places, int experts, int first_item,
+    int items, int inputs, int outputs) {
+  products<false>({t0, t1, t2, t3}, x, ids, kept, work, rows, places, experts, first_item, items, inputs, outputs);
 }
-// grid (column blocks, units, items at most * shards).
+// grid (column blocks, units, items * shards).
 extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT) experts_down(
     const Matrix* t0, const Matrix* t1, const Matrix* t2, const Matrix* t3, const u16* x,
-    const int* ids, const unsigned char* kept, float* work, int rows, int places, int experts, int items,
-    int inputs, int outputs) {
-  products<true>({t0, t1, t2, t3}, x, ids, kept, work, rows, places, experts, items, inputs, outputs);
+    const int* ids, const unsigned char* kept, float* work, int rows, int places, int experts, int first_item,
+    int items, int inputs, int outputs) {
+  products<true>({t0, t1, t2, t3}, x, ids, kept, work, rows, places, experts, first_item, items, inputs, outputs);
 }
 
-// Sums of gate and up to the rotated input of down, fp16 [shard][pair][width]; a warp takes 128 values
-// of a pair. grid (width / 128, pairs / 4 rounded up, shards).
+// Sums of gate and up to the rotated input of down, fp16 [shard][pair][width], of places `first_place` to before
+// `end_place` of a row. Two warps take 128 values of a pair, one those of gate and one those of up. grid (width / 128,
+// pairs of these places / 2 rounded up, shards).
 extern "C" __global__ void __launch_bounds__(128) experts_act(
     const Matrix* t0, const Matrix* t1, const Matrix* t2, const Matrix* t3, const float* work,
     const int* ids, const unsigned char* kept, const float* weights, u16* out,
-    int rows, int places, int experts, int inputs, int width, int limit) {
+    int rows, int places, int experts, int first_place, int end_place, int inputs, int width, int limit) {
+  __shared__ float4 ups[2][32];
   let_consumer_start();
-  const int all = rows * (places + 1), pair = blockIdx.y * 4 + (threadIdx.x >> 5), shard = blockIdx.z;
-  const int column = blockIdx.x * 128 + 4 * (threadIdx.x & 31);
-  const int row = pair / (places + 1), place = pair - row * (places + 1), at = row * places + place;
-  const bool there = pair < all;
-  const int expert = !there ? -1 : place == places ? experts : id_of(ids, kept, at);
-  if (expert < 0) { wait_for_producer(); return; }
-  const Tables tables = {t0, t1, t2, t3};
-  const Matrix* m = tables.of(shard) + expert * 3;
+  const int lane = threadIdx.x & 31, which = threadIdx.x >> 6, mine = threadIdx.x >> 5 & 1;
+  const int each = end_place - first_place, number = blockIdx.y * 2 + mine, shard = blockIdx.z;
+  const int column = blockIdx.x * 128 + 4 * lane, all = rows * (places + 1);
+  const int row = number / each, place = first_place + number - row * each, at = row * places + place;
+  const int pair = row * (places + 1) + place;
+  // ids and weights are older than the kernel ahead
+  const int expert = row >= rows ? -1 : place == places ? experts : id_of(ids, kept, at);
   const int num_chunks = (inputs + CHUNK - 1) / CHUNK;
-  const u64 set_pitch = (u64)num_chunks * width, pair_at = ((u64)shard * all + pair);
-  const float weight = place == places ? 1.f : __ldcg(weights + at);
+  const u64 pair_at = (u64)shard * all + pair, from = (pair_at * 2 + which) * num_chunks * width + column;
+  const Tables tables = {t0, t1, t2, t3};
+  uint2 svh = {}, suh = {};
+  float weight = 1.f, v[4];
+  if (expert >= 0) {
+    const Matrix* m = tables.of(shard) + expert * 3;
+    const u16 *its_svh = pointer_early(&m[which].svh), *down_suh = pointer_early(&m[2].suh);
+    if (place < places) weight = __ldcg(weights + at);
+    svh = load_early(its_svh + column);
+    suh = load_early(down_suh + column);
+  }
   wait_for_producer();
-  float gate[4], up[4];
-  sum_chunks(work + pair_at * 2 * set_pitch + column, width, num_chunks, gate);
-  sum_chunks(work + (pair_at * 2 + 1) * set_pitch + column, width, num_chunks, up);
-  finish_values(gate, m[0].svh + column);
-  finish_values(up, m[1].svh + column);
-  *(uint2*)(out + pair_at * width + column) =
-      activate(gate, up, weight, __int_as_float(limit), *(const uint2*)(m[2].suh + column));
+  if (expert >= 0) {
+    sum_chunks<10>(work + from, width, num_chunks, v);
+    hadamard(v);
+    scale_four(v, svh);
+    if (which) ups[mine][lane] = make_float4(v[0], v[1], v[2], v[3]);
+  }
+  __syncthreads();
+  if (which || expert < 0) return;
+  const float4 u = ups[mine][lane];
+  const float up[4] = {u.x, u.y, u.z, u.w};
+  *(uint2*)(out + pair_at * width + column) = activate(v, up, weight, __int_as_float(limit), suh);
 }
 
 // Finished outputs of a row's experts, added by ascending expert, the shared one last: bf16
-// [shard][row][outputs]. grid (outputs / 128, rows, shards).
-extern "C" __global__ void __launch_bounds__(256) experts_combine(
+// [shard][row][outputs]. A warp finishes a place. grid (outputs / 128, rows, shards), 32 * (places + 1)
+// threads.
+extern "C" __global__ void __launch_bounds__(32 * MOST_PLACES) experts_combine(
     const Matrix* t0, const Matrix* t1, const Matrix* t2, const Matrix* t3, const float* work,
     const int* ids, const unsigned char* kept, u16* out,
     int rows, int places, int experts, int inputs, int outputs) {
   __shared__ float4 finished[MOST_PLACES][32];
   let_consumer_start();
-  const int lane = threadIdx.x & 31, row = blockIdx.y, shard = blockIdx.z;
+  const int lane = threadIdx.x & 31, place = threadIdx.x >> 5, row = blockIdx.y, shard = blockIdx.z;
   const int column = blockIdx.x * 128 + 4 * lane, num_chunks = (inputs + CHUNK - 1) / CHUNK;
   const Tables tables = {t0, t1, t2, t3};
+  // ids are older than the kernel ahead
+  const int expert = place == places ? experts : id_of(ids, kept, row * places + place);
+  uint2 svh = {};
+  if (expert >= 0)
+    svh = load_early(pointer_early(&tables.of(shard)[expert * 3 + 2].svh) + column);
   wait_for_producer();
-  for (int place = threadIdx.x >> 5; place <= places; place += 8) {
-    const int expert = place == places ? experts : id_of(ids, kept, row * places + place);
-    float v[4] = {0.f, 0.f, 0.f, 0.f};
-    if (expert >= 0) {
-      const u64 pair = ((u64)shard * rows + row) * (places + 1) + place;
-      sum_chunks(work + pair * num_chunks * outputs + column, outputs, num_chunks, v);
-      finish_values(v, tables.of(shard)[expert * 3 + 2].svh + column);
-    }
-    finished[place][lane] = make_float4(v[0], v[1], v[2], v[3]);
-  }
-  __syncthreads();
-  if (threadIdx.x >= 32) return;
   float v[4] = {0.f, 0.f, 0.f, 0.f};
-  for (int place = 0; place <= places; place++) add_four(v, finished[place][lane]);
+  if (expert >= 0) {
+    const u64 pair = ((u64)shard * rows + row) * (places + 1) + place;
+    sum_chunks<4>(work + pair * num_chunks * outputs + column, outputs, num_chunks, v);
+    hadamard(v);
+    scale_four(v, svh);
+  }
+  finished[place][lane] = make_float4(v[0], v[1], v[2], v[3]);
+  __syncthreads();
+  if (place > 0) return;
+  v[0] = v[1] = v[2] = v[3] = 0.f;
+  for (int i = 0; i <= places; i++) add_four(v, finished[i][lane]);
   *(uint2*)(out + ((u64)shard * rows + row) * outputs + column) = bf16_four(v);
 }

@@ -21,6 +21,7 @@ from twinspark.kernels.experts.cuda import (
     route_cuda,
     why_not_cuda,
 )
+from twinspark.kernels.experts.few import Begun, begin_few
 from twinspark.kernels.experts.reference import (
     PlainShardExperts,
     forward_plain,
@@ -76,6 +77,7 @@ def experts_forward(
     weights_TA: Tensor,
     kept_TA: Tensor | None,
     shards: Sequence[ShardExperts],
+    begun: Begun | None = None,
 ) -> Tensor:
     """Run every row through its experts and the shared one, in each shard.
 
@@ -89,6 +91,7 @@ def experts_forward(
         weights_TA: [T, A] fp32, aligned.
         kept_TA: [T, A] bool, which of them to run; None is all.
         shards: virtual shards, with the same number of experts and D; widths may differ.
+        begun: what `begin_experts` gave for x and the shards.
 
     Returns:
         [S, T, D] in the dtype of x.
@@ -106,8 +109,25 @@ def experts_forward(
     assert len(packed) == len(shards), "the shards' tensors are on another device"
     kept = None if kept_TA is None else kept_TA.contiguous()
     return forward_cuda(
-        x_TD.contiguous(), ids_TA.contiguous(), weights_TA.contiguous(), kept, packed
+        x_TD.contiguous(), ids_TA.contiguous(), weights_TA.contiguous(), kept, packed, begun
     )
+
+
+def begin_experts(x_TD: Tensor, active: int, shards: Sequence[ShardExperts]) -> Begun | None:
+    """Start what needs no router, where that can run beside it: call it first.
+
+    Args:
+        x_TD: [T, D] bf16, contiguous; not to be changed before `experts_forward`.
+        active: A, experts a row.
+        shards: virtual shards.
+
+    Returns:
+        what `experts_forward` then takes; None where there is nothing to begin.
+    """
+    packed = [s for s in shards if isinstance(s, CudaShardExperts)]
+    if not x_TD.is_cuda or len(packed) < len(shards) or not x_TD.is_contiguous():
+        return None
+    return begin_few(x_TD, active, packed)
 
 
 def route_rows(

@@ -225,6 +225,11 @@ __device__ __forceinline__ u32 ordered(float v) {  // larger values, larger numb
   const u32 b = __float_as_uint(v);
   return b & 0x80000000u ? ~b : b | 0x80000000u;
 }
+__device__ __forceinline__ float load_early(const float* p) {  // the compiler leaves it before the wait
+  float v;
+  asm volatile("ld.volatile.global.f32 %0, [%1];" : "=f"(v) : "l"(p));
+  return v;
+}
 // A block chooses for one row: the `places` largest sums of score and bias, equal ones by lower id. ids
 // [rows][places] ascend; weights are scores over their ascending sum, times `scale`. `marked` rows
 // (null: none) take `marked_bias`. grid (rows), any whole warps.
@@ -237,13 +242,15 @@ extern "C" __global__ void __launch_bounds__(32 * PER_LANE < 128 ? 128 : 32 * PE
   __shared__ int chosen_id[MOST_PLACES];
   __shared__ float chosen_score[MOST_PLACES];
   let_consumer_start();
-  const int lane = threadIdx.x & 31, row = blockIdx.x;
+  const int lane = threadIdx.x & 31, row = blockIdx.x, nearest = min((int)threadIdx.x, experts - 1);
+  const float early = load_early(bias + nearest), early_marked = marked ? load_early(marked_bias + nearest) : 0.f;
   wait_for_producer();
-  const float* own = marked && marked[row] ? marked_bias : bias;
+  const bool is_marked = marked && marked[row];
+  const float* own = is_marked ? marked_bias : bias;
   for (int expert = threadIdx.x; expert < 32 * PER_LANE; expert += blockDim.x) {
     u32 key = 0;  // smaller than that of any number
     if (expert < experts) {
-      const float added = own[expert];  // asked for with the logits
+      const float added = expert == threadIdx.x ? (is_marked ? early_marked : early) : own[expert];
       const float* p = logits + (u64)row * experts + expert;
       float logit = 0.f;
       for (int part = 0; part < parts; part += 10) {

@@ -13,6 +13,18 @@ struct Tables {
   }
 };
 
+// What no kernel writes, asked for before the wait: the compiler moves no volatile load past it.
+__device__ __forceinline__ uint2 load_early(const u16* p) {
+  uint2 v;
+  asm volatile("ld.volatile.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+  return v;
+}
+__device__ __forceinline__ const u16* pointer_early(const u16* const* p) {
+  const u16* v;
+  asm volatile("ld.volatile.global.u64 %0, [%1];" : "=l"(v) : "l"(p));
+  return v;
+}
+
 // Inputs are cut into chunks; a rest of at most 128 goes with the chunk before it.
 __device__ __forceinline__ int num_units(int inputs) {
   const int rest = inputs % CHUNK;
