@@ -6,7 +6,9 @@ GPU (`tests/gpu/test_companies.py`) and two (`tests/multigpu/test_pair_companies
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
+from time import perf_counter
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -33,7 +35,19 @@ rules = st.fixed_dictionaries(
     },
 )
 NAMES = ("bounded_replay", "expert_pruning", "bf16_hyper_connections")
+ticks = st.none() | st.lists(st.sampled_from([0.0, 0.0005, 0.003, 0.04]), min_size=1, max_size=5)
 cancels = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 40)), max_size=2)
+
+
+def clock_of(steps):
+    """A clock that goes on by these steps, in turn, whenever it is looked at; None is a real one.
+
+    What pieces and rounds take is then anything, and so is how pieces are cut.
+    """
+    if steps is None:
+        return perf_counter
+    times = itertools.accumulate(itertools.cycle(steps))
+    return lambda: next(times)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,6 +161,7 @@ def compare(engine, company, cancelled, alone, counts=None):
         alone: of `Scene`.
         counts: a Counter of what happened, added to.
     """
+    counts = collections.Counter() if counts is None else counts
     events = {r.request_id: [] for r, _ in company}
     waiting = sorted(company, key=lambda pair: pair[1])
     number = 0
@@ -162,10 +177,10 @@ def compare(engine, company, cancelled, alone, counts=None):
         for event in engine.step():
             events[event.request_id].append(event)
         engine.check_integrity()
+        counts["cuts"] += engine._scheduler._begun is not None  # pieces stand between two layers
         number += 1
         assert number < 5000
     last = [events[r.request_id][-1] for r, _ in company]
-    counts = collections.Counter() if counts is None else counts
     counts["hits"] += sum(e.stats.cached_tokens > 0 for e in last if isinstance(e, Finished))
     counts["kept drafts"] += sum(e.stats.accepted for e in last if isinstance(e, Finished))
     counts["runs"] += 1

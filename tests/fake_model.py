@@ -80,6 +80,20 @@ class FakeCaches:
         assert found is not None and found[0] == position, f"no window row {position} at {level}"
         return found[1]
 
+    def put_windows(self, slot, level, first, values):
+        """Write windows, None is none; gives them and those before them that are there, by place.
+
+        More rows may come than a ring holds, so what they read is taken before it is overwritten.
+        """
+        ring = self.rings[slot][level]
+        staged = {q: ring[q % RING][1] for q in range(max(first - WINDOW + 1, 0), first)
+                  if ring[q % RING] is not None and ring[q % RING][0] == q}  # fmt: skip
+        for q, value in enumerate(values, first):
+            if value is not None:
+                self.put_window(slot, level, q, value)
+                staged[q] = value
+        return staged
+
     def put_window(self, slot, level, position, value):
         self.rings[slot][level][position % RING] = (position, value)
 
@@ -102,6 +116,48 @@ class FakeCaches:
             assert value == row_value(before, token, marks), f"foreign state at {q}"
 
 
+class FakePass:
+    """Rows on their way: layer 0 writes what encoders write, F.. one level each, others nothing.
+
+    Attributes:
+        step: whose rows.
+        next_layer: the first that has not been run.
+        slots: of the rows.
+        values: what the newest layer gave, by row.
+        staged: by slot and level, what its rows and the ones before them may read of windows.
+        dropped: slots that are left out.
+    """
+
+    def __init__(self, model, step, caches):
+        self.step, self.next_layer, self.dropped = step, 0, set()
+        self._model, self._caches = model, caches
+        self.slots = [span.slot for span in step.spans for _ in range(span.count)]
+        self.values = [None] * len(self.slots)
+        self.staged = {span.slot: {} for span in step.spans}
+
+    def advance(self, end):
+        assert self.next_layer < end <= self._model.config.num_hidden_layers
+        for layer in range(self.next_layer, end):
+            row = 0
+            for span, history in zip(self.step.spans, self.step.history, strict=True):
+                part = slice(row, row + span.count)
+                if span.slot not in self.dropped:
+                    self.values[part] = self._run(layer, span, history, part)
+                row += span.count
+        self.next_layer = end
+
+    def _run(self, layer, span, history, part):
+        model, values = self._model, self.values[part]
+        staged = self.staged[span.slot]
+        if layer == 0:
+            return model.run_encoder(span, history, self.step.ids_T[part], self._caches, staged)
+        level = layer - model.config.first_decoder_layer
+        return values if level < 0 else model.run_level(level, span, self._caches, staged)
+
+    def drop(self, slot):
+        self.dropped.add(slot)
+
+
 class FakeModel:
     """Implements what the engine needs of a model.
 
@@ -111,7 +167,7 @@ class FakeModel:
         caches: the newest ones.
         broken_after: forward passes that succeed before one raises; None is all.
         nan_slots: slots whose logits turn to NaN.
-        on_forward: called before each forward pass.
+        on_forward: called before each forward pass, and each further part of one.
     """
 
     def __init__(self, *, vocab_size=364, end_id=None, end_bias=0.0, context=4096, drafts=True):
@@ -145,6 +201,11 @@ class FakeModel:
         return self.caches
 
     def forward(self, step, caches):
+        begun = self.start(step, caches)
+        self.advance(begun)
+        return self.finish(begun)
+
+    def start(self, step, caches):
         if self.broken_after is not None and len(self.calls) >= self.broken_after:
             raise RuntimeError("the device is on fire")
         if self.on_forward is not None:
@@ -153,22 +214,39 @@ class FakeModel:
         assert len(set(slots)) == len(slots)
         self.calls.append([(s.slot, s.first, s.count, s.prompt_end) for s in step.spans])
         self.spans.append(step.spans)
-        logits, row = [], 0
-        wanted = set(step.logit_rows)
-        for span, history in zip(step.spans, step.history, strict=True):
-            values = self._run_span(span, history, step.ids_T[row : row + span.count], caches)
-            for number, value in enumerate(values, row):
-                if number in wanted:
-                    assert value is not None, "logits of a row that the cone leaves out"
-                    logits.append(self.logits(value))
-                    if span.slot in self.nan_slots:
-                        logits[-1][50] = np.nan
-            row += span.count
-        assert row == len(step.ids_T)
+        assert sum(span.count for span in step.spans) == len(step.ids_T)
+        return FakePass(self, step, caches)
+
+    def advance(self, begun, end=None):
+        if begun.next_layer > 0 and self.on_forward is not None:
+            self.on_forward()
+        begun.advance(self.config.num_hidden_layers if end is None else end)
+
+    def finish(self, begun):
+        """Logits of the wanted rows; slots that were dropped have none."""
+        assert begun.next_layer == self.config.num_hidden_layers
+        logits, found = [], []
+        for number in sorted(set(begun.step.logit_rows)):
+            slot, value = begun.slots[number], begun.values[number]
+            if slot in begun.dropped:
+                continue
+            assert value is not None, "logits of a row that the cone leaves out"
+            logits.append(self.logits(value))
+            found.append(number)
+            if slot in self.nan_slots:
+                logits[-1][50] = np.nan
         array = np.array(logits, dtype=np.float32).reshape(-1, self.config.vocab_size)
-        return StepOutput(logits_RV=torch.from_numpy(array), rows=sorted(wanted))
+        return StepOutput(logits_RV=torch.from_numpy(array), rows=found)
 
     def _run_span(self, span, history, ids, caches):
+        """All layers of one span; what the last one gives by row, None outside of the cone."""
+        staged = {}
+        self.run_encoder(span, history, ids, caches, staged)
+        for level in range(LEVELS):
+            values = self.run_level(level, span, caches, staged)
+        return values
+
+    def run_encoder(self, span, history, ids, caches, staged):
         slot, first = span.slot, span.first
         before = [caches.entry(slot, q) for q in range(max(0, first - HISTORY), first)]
         assert list(history) == [entry[0] for entry in before]
@@ -186,8 +264,8 @@ class FakeModel:
             marks = (PRUNED if span.is_pruned else 0) | (MIXED if span.has_bf16_mixing else 0)
             value = row_value(value, token, marks)
             caches.put_entry(slot, p, (token, marks, value))
-            caches.put_window(slot, 0, p, value)
-            values.append(self._decode(slot, p, lowest, caches))
+            values.append(value)
+        staged[0] = caches.put_windows(slot, 0, first, values)
         return values
 
     def _lowest(self, span):
@@ -201,23 +279,24 @@ class FakeModel:
             for level in range(LEVELS)
         ]
 
-    def _decode(self, slot, p, lowest, caches):
-        """Through layers F.. while the row is in the cone; what the last one gives, or None."""
-        value = caches.window(slot, 0, p)
-        for level in range(LEVELS):
-            if p < lowest[level]:
-                return None
-            start = caches.window_start[slot] if level else 0
-            reach = range(max(p - WINDOW + 1, start, 0), p + 1)
-            exact = [caches.window(slot, 0, q) for q in range(max(p - WINDOW + 1, 0), p + 1)]
-            seen = [caches.window(slot, level, q) for q in reach]
+    def run_level(self, level, span, caches, staged):
+        """One of layers F.., for the rows in its cone; None for the others."""
+        lowest = self._lowest(span)[level]
+        start = caches.window_start[span.slot] if level else 0
+        values = []
+        for p in range(span.first, span.first + span.count):
+            if p < lowest:
+                values.append(None)
+                continue
+            exact = [staged[0][q] for q in range(max(p - WINDOW + 1, 0), p + 1)]
+            seen = [staged[level][q] for q in range(max(p - WINDOW + 1, start, 0), p + 1)]
+            value = exact[-1]
             if seen != exact:
-                value = hashlib.blake2b(b"".join(seen) + exact[-1], digest_size=8).digest()
-            else:
-                value = exact[-1]
-            if level + 1 < LEVELS:
-                caches.put_window(slot, level + 1, p, value)
-        return value
+                value = hashlib.blake2b(b"".join(seen) + value, digest_size=8).digest()
+            values.append(value)
+        if level + 1 < LEVELS:
+            staged[level + 1] = caches.put_windows(span.slot, level + 1, span.first, values)
+        return values
 
     def draft(self, requests, caches, pick):
         self.draft_calls += 1

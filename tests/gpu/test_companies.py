@@ -12,6 +12,7 @@ def test_any_company_gets_the_replies_it_would_get_alone(chosen):
     """Prompts in pieces beside recorded rounds, arrivals, cancels, drafts, penalties, scores."""
     with engines(DEVICE, chosen) as (llm, oracle):
         counts = compare_companies(llm, oracle, 12)
+    assert counts["cuts"], "prompts stood between two layers beside recorded rounds"
     assert counts["hits"] or chosen.get("checkpoint_bytes") == 0
 
 

@@ -4,10 +4,12 @@ A prompt of 300 tokens is long enough that selection, candidates and eviction fr
 act (tests/property/test_exactness_demo.py). What eager steps give, captured rounds give too.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tests import tiny
-from tests.gpu.rounds import Decoder, Drafter
+from tests.gpu.rounds import Decoder, Drafter, step_of
 from tests.unit.model.harness import Session, assert_same, golden, prompt, tiny_token_map
 
 from twinspark.config.paths import compiled_kernels_path, demo_pack_path
@@ -140,6 +142,33 @@ def test_rounds_of_fixed_shapes(model, whole, size, captured):
         assert torch.equal(found[0], whole[0][number : number + 1])
     assert_same(session.state(), whole[1].state())
     assert_same(session.state(slot=2), alone.state())
+
+
+@pytest.mark.parametrize("pieces", [(300,), (129, 20, 151)], ids=str)
+def test_a_prompt_stands_between_layers_beside_captured_rounds(model, whole, pieces):
+    """A graph is replayed behind every layer of a prompt; one is captured there, too."""
+    ids, layers = prompt(LENGTH), model.config.num_hidden_layers
+    session = Session(model, slots=3, max_tokens=512, store="packed")
+    session.prefill(ids[:250])
+    decoder = Decoder(session, 4, 512, captured=True)
+    at = 0
+    for number, count in enumerate(pieces):
+        parts = {1: ids[at : at + count], 2: prompt(40, salt=3)} if number == 0 else None
+        step = step_of(session, parts or {1: ids[at : at + count]})
+        begun = model.start(replace(step, logit_rows=list(range(count))), session.caches)
+        for layer in range(1, layers + 1):
+            model.advance(begun, layer)
+            if number == 0 and layer == layers // 2:
+                begun.drop(2)
+                session.rewind(0, slot=2)
+                decoder = Decoder(session, 6, 512, captured=True)
+            done = len(session.ids[0])
+            if done < LENGTH:
+                assert torch.equal(decoder.run({0: [ids[done]]})[0], whole[0][done : done + 1])
+        assert torch.equal(model.finish(begun).logits_RV, whole[0][at : at + count])
+        at += count
+    assert_same(session.state(slot=1), whole[1].state())
+    assert session.draft(7, slot=1) == whole[1].draft(7)
 
 
 @pytest.mark.parametrize("size", [1, 4])

@@ -7,6 +7,7 @@ state or session is ever lost, every request gets exactly one last word.
 
 import dataclasses
 import functools
+import itertools
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -111,11 +112,13 @@ class EngineMachine(RuleBasedStateMachine):
         spacing=st.sampled_from([PAGE, 11, 4096]), long_prompt=st.sampled_from([12, 32768]),
         states=st.sampled_from([1000, 1000, 5, 3, 1]), reuse=st.sampled_from([True] * 9 + [False]),
         from_top=st.booleans(),
-        share=st.sampled_from([0.0, 0.5, 0.9]),
+        share=st.sampled_from([0.0, 0.5, 0.5, 0.9]),
+        steps=st.lists(st.sampled_from([0.0, 0.001, 0.004, 0.02]), min_size=1, max_size=4),
     )  # fmt: skip
     def start(
-        self, slots, chunk, queue, rows, pool, spacing, long_prompt, states, reuse, from_top, share
-    ):
+        self, slots, chunk, queue, rows, pool, spacing, long_prompt, states, reuse, from_top, share,
+        steps,
+    ):  # fmt: skip
         self.clock, self.model, self.slots = Clock(), FakeModel(**ENDS), slots
         config = EngineConfig(
             slots=slots, prefill_chunk=chunk, queue_size=queue, max_window_rows=rows,
@@ -126,10 +129,11 @@ class EngineMachine(RuleBasedStateMachine):
         )  # fmt: skip
         self.engine = Engine(self.model, TOKENIZER, config, clock=self.clock)
         self.model.on_forward = self.tick
+        self.steps = itertools.cycle(steps)
         self.replies, self.requests, self.cancelled = Replies(), {}, set()
 
     def tick(self):
-        self.clock.now_s += 0.004
+        self.clock.now_s += next(self.steps)
 
     @rule(target=open_ids, asked=requests())
     def submit(self, asked):

@@ -14,7 +14,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests import tiny
-from tests.companies import Scene, cancels, compare, examples, reply_alone, serial
+from tests.companies import (
+    Scene,
+    cancels,
+    clock_of,
+    compare,
+    examples,
+    reply_alone,
+    serial,
+    ticks,
+)
 from tests.fake_model import ForcedDrafter
 from tests.small_tokenizer import small_tokenizer_json
 from tests.thread_ranks import ThreadFollowers, load_ranks
@@ -75,22 +84,23 @@ SCENE = Scene(
 )
 
 
-def make_engine(config, *, num_ranks=1, drafter=None):
+def make_engine(config, *, num_ranks=1, drafter=None, steps=None):
+    settings = {"drafter": drafter, "clock": clock_of(steps)}
     if num_ranks == 1:
-        return Engine(single(), TOKENIZER, config, drafter=drafter), None
+        return Engine(single(), TOKENIZER, config, **settings), None
     models = ranks(num_ranks)
     followers = ThreadFollowers(models[1:], lambda model: new_caches(model, config))
-    engine = Engine(models[0], TOKENIZER, config, drafter=drafter, followers=followers)
+    engine = Engine(models[0], TOKENIZER, config, followers=followers, **settings)
     return engine, followers
 
 
-def run(company, config, cancelled, *, num_ranks=1, pattern=None, counts=COUNTS):
+def run(company, config, cancelled, steps, *, num_ranks=1, pattern=None, counts=COUNTS):
     """Submit at the given rounds, cancel at others; every reply equals the oracle's."""
     drafter = None
     if pattern is not None:
         truth = {r.sampling.seed: (len(r.prompt_ids), alone(r)[0]) for r, _ in company}
         drafter = ForcedDrafter(truth, pattern, vocab_size=512)
-    engine, followers = make_engine(config, num_ranks=num_ranks, drafter=drafter)
+    engine, followers = make_engine(config, num_ranks=num_ranks, drafter=drafter, steps=steps)
     try:
         compare(engine, company, cancelled, alone, counts)
     finally:
@@ -129,35 +139,59 @@ patterns = st.none() | st.lists(st.integers(0, 9), min_size=1, max_size=4)
 
 
 @examples(12)
-@given(SCENE.companies, configs, cancels, patterns)
-@example(beginnings(), ROOMY, [], [9])  # so that reuse is no matter of luck
-def test_any_company_gets_the_replies_it_would_get_alone(company, chosen, cancelled, pattern):
+@given(SCENE.companies, configs, cancels, ticks, patterns)
+@example(beginnings(), ROOMY, [], None, [9])  # so that reuse is no matter of luck
+def test_any_company_gets_the_replies_it_would_get_alone(
+    company, chosen, cancelled, steps, pattern
+):
     counts = LIKELY if company == beginnings() else COUNTS
-    run(company, engine_config(chosen), cancelled, pattern=pattern, counts=counts)
+    run(company, engine_config(chosen), cancelled, steps, pattern=pattern, counts=counts)
+
+
+def crowd():
+    """A stream, then prompts that are cut by layers beside it, two in a pass.
+
+    The last one waits for a slot, and decodes from its first position on once it has one.
+    """
+    found = []
+    for n, (length, at) in enumerate(((3, 0), (60, 3), (41, 3), (65, 3), (1, 3))):
+        rule = Sampling(max_tokens=24 if n in (0, 4) else 4, seed=n, ignore_eos=True)
+        ids = tuple(tiny.prompt(length, salt=n))
+        found.append((GenerateRequest(request_id=f"r{n}", prompt_ids=ids, sampling=rule), at))
+    return tuple(found)
+
+
+@pytest.mark.parametrize(("at", "num_ranks"), [(5, 1), (8, 1), (11, 1), (20, 1), (5, 2), (8, 2)])
+def test_prompts_are_cut_beside_a_stream_and_cancelled_between_layers(at, num_ranks):
+    """Who takes the slot of one that is cancelled finds nothing of it; those beside it go on."""
+    counts = collections.Counter()
+    config = engine_config({**ROOMY, "slots": 4, "ranks": num_ranks})
+    run(crowd(), config, [(2, at)], [0.0], num_ranks=num_ranks, counts=counts)
+    assert counts["cuts"] > 10
 
 
 @examples(4)
-@given(SCENE.companies, configs, cancels, st.booleans())
-def test_two_ranks_too(company, chosen, cancelled, split):
+@given(SCENE.companies, configs, cancels, ticks, st.booleans())
+def test_two_ranks_too(company, chosen, cancelled, steps, split):
     config = engine_config({**chosen, "ranks": 2, "split_pool": split})
-    run(company, config, cancelled, num_ranks=2)
+    run(company, config, cancelled, steps, num_ranks=2)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @examples(400)
-@given(SCENE.companies, configs, cancels, patterns)
-def test_many_more_companies(company, chosen, cancelled, pattern):
-    run(company, engine_config(chosen), cancelled, pattern=pattern)
+@given(SCENE.companies, configs, cancels, ticks, patterns)
+def test_many_more_companies(company, chosen, cancelled, steps, pattern):
+    run(company, engine_config(chosen), cancelled, steps, pattern=pattern)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @examples(100)
-@given(SCENE.companies, configs, cancels, st.booleans())
-def test_many_more_companies_on_two_ranks(company, chosen, cancelled, split):
+@given(SCENE.companies, configs, cancels, ticks, st.booleans())
+def test_many_more_companies_on_two_ranks(company, chosen, cancelled, steps, split):
     config = engine_config({**chosen, "ranks": 2, "split_pool": split})
-    run(company, config, cancelled, num_ranks=2)
+    run(company, config, cancelled, steps, num_ranks=2)
 
 
 def test_the_companies_above_reused_prefixes_and_kept_drafts():
@@ -166,4 +200,6 @@ def test_the_companies_above_reused_prefixes_and_kept_drafts():
         pytest.skip("no company was run before this")
     if LIKELY["runs"]:
         assert LIKELY["hits"] >= 4 * LIKELY["runs"] and LIKELY["kept drafts"] >= LIKELY["runs"]
-    assert COUNTS["hits"] >= 1 and COUNTS["kept drafts"] >= COUNTS["runs"] / 4
+    assert (
+        COUNTS["hits"] >= 1 and COUNTS["cuts"] >= 1 and COUNTS["kept drafts"] >= COUNTS["runs"] / 4
+    )

@@ -119,6 +119,17 @@ class NullModel:
         """The same logits for every row."""
         return cast(StepOutput, self.clock.wrap(self._forward)(step))
 
+    def start(self, step: StepInput, caches: Any) -> StepInput:
+        """Nothing is run before all of it."""
+        return step
+
+    def advance(self, begun: StepInput, end: int | None = None) -> None:
+        """Nothing to do."""
+
+    def finish(self, begun: StepInput) -> StepOutput:
+        """The same logits for every wanted row."""
+        return self._forward(begun)
+
     def draft(
         self,
         requests: Sequence[DraftRequest],

@@ -53,6 +53,7 @@ def new_scheduler(
     costs = RowCosts(
         encoder_part=max(encoder_layers, 1) / model.num_hidden_layers,
         encoder_gap=model.encoder_gap,
+        num_layers=model.num_hidden_layers,
     )
     return Scheduler(
         config,

@@ -259,8 +259,7 @@ class Engine:
         rules = self._free_rules(plan)
         ahead = self._speculation.foresee(map(self._scheduler.running, rules))
         logits = self._runner.run(plan, rules, ahead, partial(self._meanwhile, plan, deliver))
-        self._scheduler.commit_pieces(plan)
-        for piece in plan.pieces:
+        for piece in self._scheduler.commit_pieces():
             if piece.wants_logits:
                 events.append(self._score(piece, logits.pieces[piece.slot]))
         for window in plan.windows:

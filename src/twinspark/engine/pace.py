@@ -1,8 +1,8 @@
-"""How fast rounds and prompt rows have been, and how many prompt rows are fair beside decoding.
+"""How fast rounds and pieces have been, and what is fair beside decoding.
 
-The only part of planning that is told times. They decide how many prompt rows a round has and what
-is said about waiting, never a token; the rows travel in the plan. Read next: `pieces.py`,
-`forecast.py`.
+The only part of planning that is told times. They decide how many rows a piece has, how many of its
+layers run in a round and what is said about waiting, never a token; all of it travels in the plan.
+Read next: `pieces.py`, `slices.py`, `forecast.py`.
 """
 
 KEPT, KEPT_WARY = 0.6, 0.9
@@ -18,37 +18,45 @@ HEADROOM = 0.75
 ANCHOR_ROUNDS = 16
 """Rounds with prompt rows after which one without shows what decoding alone takes."""
 
-FEW_UNITS = 8
-"""Pieces of no more may owe their time to being pieces; before more is known, twice as many run."""
+LAYER_ROUNDS = 1.5
+"""Rounds that one layer of a piece may take: it is the least that runs between two of a stream,
+whose gap is a round longer, and a half if layers are not foretold well."""
+
+MOST_PIECE_S = 0.75
+"""What a piece may take, rounds in between not counted: prompts that come meanwhile wait for it."""
+
+GROWTH = 2
+"""How many times as many units as any before a piece may have, as its time is foretold."""
+
+FEW_UNITS = 64
+"""Pieces of no more may owe their time to being pieces: before it is known what part is theirs, a
+larger one tells; behind larger ones a smaller one does."""
 
 SMALL_DEBT_S = 0.005
 """Seconds owed to decoding that nobody notices; more are made good to the last."""
 
-MOST_FILLED_S = 0.1
-"""Most seconds that a piece is filled with rows for, where it takes long however few they are."""
-
 
 class _Line:
-    """Seconds of a piece: some for any piece, and some for each unit; of the newest pieces."""
+    """Seconds of a layer: some for any, and some for each row; of the newest pieces."""
 
     KEPT = 0.8
-    UNLIKE = 0.25  # pieces whose sizes differ by less tell nothing of a unit's part
+    UNLIKE = 0.25  # pieces whose sizes differ by less tell nothing of a row's part
 
     def __init__(self) -> None:
-        self._weight = self._units = self._seconds = self._squares = self._products = 0.0
+        self._weight = self._rows = self._seconds = self._squares = self._products = 0.0
         self._slope_s: float | None = None
 
-    def add(self, units: float, seconds: float) -> None:
-        """Take a piece; one that took unusually long counts as twice what was expected."""
+    def add(self, rows: float, seconds: float) -> None:
+        """Take a mean layer; one that took unusually long counts as twice what was expected."""
         if self._slope_s is not None:
             fixed_s, slope_s = self.fixed_s, self._slope_s
-            seconds = min(seconds, 2 * (fixed_s + slope_s * units))
-        sample = (1.0, units, seconds, units * units, units * seconds)
-        before = (self._weight, self._units, self._seconds, self._squares, self._products)
-        self._weight, self._units, self._seconds, self._squares, self._products = (
+            seconds = min(seconds, 2 * (fixed_s + slope_s * rows))
+        sample = (1.0, rows, seconds, rows * rows, rows * seconds)
+        before = (self._weight, self._rows, self._seconds, self._squares, self._products)
+        self._weight, self._rows, self._seconds, self._squares, self._products = (
             self.KEPT * old + new for old, new in zip(before, sample, strict=True)
         )
-        mean, mean_s = self._units / self._weight, self._seconds / self._weight
+        mean, mean_s = self._rows / self._weight, self._seconds / self._weight
         spread = self._squares / self._weight - mean * mean
         if spread > (self.UNLIKE * mean) ** 2:
             slope_s = (self._products / self._weight - mean * mean_s) / spread
@@ -56,31 +64,33 @@ class _Line:
 
     @property
     def slope_s(self) -> float | None:
-        """Seconds of a unit, None while all pieces were about as large."""
+        """Seconds of a row, None while all pieces were about as large."""
         return self._slope_s
 
     @property
     def fixed_s(self) -> float:
-        """Seconds of a piece without its units; 0 while that is not known."""
+        """Seconds of a layer without its rows; 0 while that is not known."""
         if self._slope_s is None:
             return 0.0
-        return max((self._seconds - self._slope_s * self._units) / self._weight, 0.0)
+        return max((self._seconds - self._slope_s * self._rows) / self._weight, 0.0)
 
 
 class Pace:
     """Running means of seconds.
 
-    A unit is one prompt row through all layers; a row that only runs the encoder is less. Where a
-    piece takes long however few rows it has (a GPU waits for the host to launch it), pieces are
-    larger and fewer: rounds between them have none until decoding has had its share.
+    A unit is one prompt row through all layers; a row that only runs the encoder is less. Pieces
+    beside decoding are large, as few rows take nearly as long, and run a few layers at a time.
+    Where one layer takes more than its share, rounds have none until decoding has had its own.
     """
 
-    def __init__(self, *, fair_share: float) -> None:
+    def __init__(self, *, fair_share: float, num_layers: int) -> None:
         """Start without any figures.
 
         Args:
             fair_share: part of the time that decoding keeps beside prompts, 0 to below 1.
+            num_layers: of the model.
         """
+        self._num_layers = num_layers
         self._ratio = (1.0 - fair_share) / fair_share if fair_share > 0 else None
         self._round_s: dict[int, float] = {}
         self._unit_s: float | None = None
@@ -88,7 +98,7 @@ class Pace:
         self._reply_tokens: float | None = None
         self._mixed_rounds = 0
         self._line = _Line()
-        self._newest: tuple[float, float] = (0.0, 0.0)  # units and seconds of the newest piece
+        self._most_units = 0.0  # of any piece
         self._owed_s = 0.0  # of decoding, for the time that pieces took
         self._is_paying = False
 
@@ -104,25 +114,30 @@ class Pace:
             return self._round_s[max(known)]
         return min(self._round_s.values(), default=None)
 
-    def observe_round(self, seconds: float, *, num_windows: int, units: float) -> None:
-        """Learn how long a round took."""
-        if units == 0:
-            self._mixed_rounds = 0
-            self._owe(-seconds, seconds)
-            before = self._round_s.get(num_windows)
-            self._round_s[num_windows] = _mean(before, seconds, rising=KEPT_WARY, falling=KEPT)
-            return
+    def observe_round(self, seconds: float, *, num_windows: int) -> None:
+        """Learn how long a round of windows and nothing else took."""
+        self._mixed_rounds = 0
+        self._owe(-seconds, seconds)
+        before = self._round_s.get(num_windows)
+        self._round_s[num_windows] = _mean(before, seconds, rising=KEPT_WARY, falling=KEPT)
+
+    def observe_layers(self, seconds: float, *, num_windows: int) -> float | None:
+        """Learn how long a round with some layers of pieces took.
+
+        Returns:
+            What these layers took, None while it is not known what rounds take without any.
+        """
         if num_windows == 0:
             self._owed_s, self._is_paying = 0.0, False
-            self._observe_piece(seconds, units)
-            return
+            return seconds
         self._mixed_rounds += 1
         alone_s = self.round_s(num_windows)
-        if alone_s is not None:
-            piece_s = max(seconds - alone_s, 0.05 * seconds)
-            self._observe_piece(piece_s, units)
-            if self._ratio is not None:
-                self._owe(piece_s / self._ratio - alone_s, alone_s)
+        if alone_s is None:
+            return None
+        layers_s = max(seconds - alone_s, 0.05 * seconds)
+        if self._ratio is not None:
+            self._owe(layers_s / self._ratio - alone_s, alone_s)
+        return layers_s
 
     def _owe(self, seconds: float, round_s: float) -> None:
         """Add to what decoding is owed; half a round is as near to nothing as rounds come."""
@@ -130,9 +145,11 @@ class Pace:
         least_s = round_s / 2 if self._is_paying else max(SMALL_DEBT_S, round_s / 2)
         self._is_paying = self._owed_s > least_s
 
-    def _observe_piece(self, seconds: float, units: float) -> None:
-        self._line.add(units, seconds)
-        self._newest = (units, seconds)
+    def observe_piece(self, seconds: float, *, units: float, depth: int) -> None:
+        """Learn how long the first `depth` layers of pieces took, which are all that have rows."""
+        if self._unit_s is not None:  # the first piece of all also loads what pieces need
+            self._line.add(units * self._num_layers / depth, seconds / depth)
+        self._most_units = max(self._most_units, units)
         self._observe_unit(seconds / units)
 
     def _observe_unit(self, seconds: float) -> None:
@@ -146,30 +163,66 @@ class Pace:
             self._tokens_a_round = _mean(self._tokens_a_round, tokens / rounds)
 
     def units_beside(self, num_windows: int) -> float | None:
-        """Prompt units that this round may have beside its windows; None is any number.
+        """Prompt units of pieces that begin beside windows; None is any number.
 
-        0 asks for as few as possible: nothing is known yet.
+        0 asks for as few as possible: nothing is known yet. At least half of a piece's time is that
+        of its units, however long an empty one takes.
+        """
+        allowed_s = self.layers_s(num_windows)
+        if allowed_s is None:
+            return None
+        if self.round_s(num_windows) is None or self._unit_s is None:
+            return 0.0
+        fixed_s, slope_s = self._layer()
+        if self._are_whole(allowed_s):
+            return (allowed_s / self._num_layers - fixed_s) / slope_s
+        if self._line.slope_s is None and self._most_units > FEW_UNITS:
+            return min(allowed_s / self._unit_s, self._most_units / 2)
+        layer_s = max(MOST_PIECE_S, allowed_s) / self._num_layers
+        return min(max(layer_s - fixed_s, fixed_s) / slope_s, GROWTH * self._most_units)
+
+    def rows_beside(self, num_windows: int) -> int | None:
+        """Rows that one layer of such pieces has time for; None is any number."""
+        allowed_s, alone_s = self.layers_s(num_windows), self.round_s(num_windows)
+        if allowed_s is None or alone_s is None or self._unit_s is None:
+            return None
+        fixed_s, slope_s = self._layer()
+        if self._are_whole(allowed_s):
+            return None
+        layer_s = max(LAYER_ROUNDS * alone_s, allowed_s)
+        rows = int(max(layer_s - fixed_s, fixed_s) / slope_s)
+        if self._line.slope_s is None and self._most_units <= FEW_UNITS:
+            return max(rows, int(4 * self._most_units))  # twice the units, if half a unit each
+        return rows
+
+    def _are_whole(self, allowed_s: float) -> bool:
+        """Whether pieces that fit into a round's share waste little: then these are not cut.
+
+        They share the pass of the windows, which spares the most where rows are what takes time.
+        """
+        known = self._line.slope_s is not None
+        return known and 2 * self._num_layers * self._line.fixed_s <= allowed_s
+
+    def _layer(self) -> tuple[float, float]:
+        """Seconds of any layer, and of a row in it; the row's are all while nobody knows better."""
+        assert self._unit_s is not None, "no piece has run"
+        return self._line.fixed_s, self._line.slope_s or self._unit_s / self._num_layers
+
+    def layers_s(self, num_windows: int) -> float | None:
+        """What layers of pieces may take in a round beside windows; None is any time.
+
+        0 asks for as few as possible.
         """
         if num_windows == 0 or self._ratio is None:
             return None
-        alone_s = self.round_s(num_windows)
-        if alone_s is None or self._unit_s is None:
-            return 0.0
-        allowed_s = HEADROOM * self._ratio * alone_s
-        return max(allowed_s / self._unit_s, self._worthwhile(allowed_s))
+        return HEADROOM * self._ratio * (self.round_s(num_windows) or 0.0)
 
-    def _worthwhile(self, allowed_s: float) -> float:
-        """Units of a piece that takes more than is allowed however few they are; else 0.
-
-        As long again as the empty piece, so that half of its time is work.
-        """
-        units, seconds = self._newest
-        slope_s, fixed_s = self._line.slope_s, self._line.fixed_s
-        if slope_s is None:  # twice the rows show how much of it is theirs
-            return 2 * units if seconds > allowed_s and units <= FEW_UNITS else 0.0
-        if 2 * fixed_s <= allowed_s:
-            return 0.0
-        return min(min(fixed_s, MOST_FILLED_S) / slope_s, 2 * units)
+    def piece_s(self, units: float, depth: int) -> float | None:
+        """What the first `depth` layers of pieces are likely to take; None if nobody knows."""
+        if self._line.slope_s is None:
+            return None
+        fixed_s, slope_s = self._layer()
+        return fixed_s * depth + slope_s * units * self._num_layers
 
     def wants_decoding(self, num_windows: int) -> bool:
         """Whether this round should decode only: to measure it, or as its share is due."""

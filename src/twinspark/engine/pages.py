@@ -14,6 +14,7 @@ from twinspark.engine.plan import (
     BindPages,
     CacheOp,
     CopyPage,
+    DropRows,
     DropState,
     LoadState,
     SaveState,
@@ -213,6 +214,10 @@ class PageStore:
         for state_id in state_ids:
             self._states.remove(state_id)
             self._ops.append(DropState(state_id=state_id))
+
+    def drop_rows(self, slot: int) -> None:
+        """The slot's piece stands between two layers, and shall run no more of them."""
+        self._ops.append(DropRows(slot=slot))
 
     def release(self, session: Session) -> None:
         """Take back the session's pages."""

@@ -14,17 +14,23 @@ LEAST_ROWS = 8
 
 
 class RowCosts:
-    """What a prompt row costs, in rows that run all layers."""
+    """What a prompt row costs, in rows that run all layers.
 
-    def __init__(self, *, encoder_part: float, encoder_gap: int) -> None:
+    Attributes:
+        num_layers: all layers.
+    """
+
+    def __init__(self, *, encoder_part: float, encoder_gap: int, num_layers: int) -> None:
         """Fix the figures.
 
         Args:
             encoder_part: layers that every row runs, as a part of all layers.
             encoder_gap: rows before an apex from which on more than those may run.
+            num_layers: all layers.
         """
         self._encoder_part = encoder_part
         self._gap = encoder_gap
+        self.num_layers = num_layers
 
     def units(self, session: Session, first: int, count: int) -> float:
         """Cost of rows first..first+count-1, counted as full ones inside the cone."""
@@ -32,6 +38,16 @@ class RowCosts:
             return float(count)
         cheap = min(max(self._cone_start(session) - first, 0), count)
         return cheap * self._encoder_part + (count - cheap)
+
+    def depth(self, session: Session, first: int, count: int) -> int:
+        """Layers that any of rows first..first+count-1 runs.
+
+        Rows outside of the cone also write the window of the first layer behind the encoder, which
+        is next to nothing.
+        """
+        if session.mode == "full" or first + count > self._cone_start(session):
+            return self.num_layers
+        return round(self.num_layers * self._encoder_part)
 
     def rows(self, session: Session, most: int, units: float) -> int:
         """Most rows from the next one on that cost no more than `units`."""

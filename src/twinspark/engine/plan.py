@@ -56,7 +56,14 @@ class DropState:
     state_id: int
 
 
-CacheOp = BindPages | CopyPage | SaveState | LoadState | DropState
+@dataclass(frozen=True, kw_only=True)
+class DropRows:
+    """Leave a slot out of the pieces that stand between two layers: its request is over."""
+
+    slot: int
+
+
+CacheOp = BindPages | CopyPage | SaveState | LoadState | DropState | DropRows
 
 
 class PlannedRows(NamedTuple):
@@ -98,17 +105,33 @@ class PlannedRows(NamedTuple):
         )
 
 
+class Layers(NamedTuple):
+    """Some layers, one after the other."""
+
+    first: int
+    end: int
+
+
 class StepPlan(NamedTuple):
-    """One forward pass.
+    """What runs in one round: all rows in one pass, or windows, then some layers of pieces.
 
     Attributes:
         round: counts plans from 0.
         windows: pending token and drafts of each decoding slot; every row gives logits.
-        pieces: prompt rows; they leave state, and logits where asked for.
+        pieces: prompt rows that begin; they leave state, and logits where asked for.
         ops: what is done to the caches first, in this order.
+        layers: which layers prompt rows run behind the windows: those of `pieces` from layer 0 on,
+            or else those that began in an earlier plan, from where they stand. None is all layers
+            of `pieces`, in one pass with the windows; pieces that stand somewhere wait.
     """
 
     round: int
     windows: tuple[PlannedRows, ...]
     pieces: tuple[PlannedRows, ...]
     ops: tuple[CacheOp, ...] = ()
+    layers: Layers | None = None
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether prompt rows share the pass of the windows."""
+        return bool(self.pieces) and self.layers is None

@@ -199,8 +199,8 @@ class Rounds:
         self._recordings.clear()
 
     def fits(self, plan: StepPlan) -> bool:
-        """Whether a plan is a round: decode rows alone, and nothing that sets a row apart."""
-        if plan.pieces or not plan.windows:
+        """Whether a plan's windows are a round: a pass of their own, and no row is set apart."""
+        if plan.is_mixed or not plan.windows:
             return False
         for window in plan.windows:
             if len(window.ids) > RING_ROWS or window.is_pruned or window.has_bf16_mixing:

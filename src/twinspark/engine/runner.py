@@ -18,11 +18,12 @@ from torch import Tensor
 
 from twinspark.cache.rows import Store
 from twinspark.cache.upload import download
-from twinspark.config.model import ModelConfig
+from twinspark.engine.partial_pieces import Ended, LayeredModel, PartialPieces, step_input
 from twinspark.engine.plan import (
     BindPages,
     CacheOp,
     CopyPage,
+    DropRows,
     DropState,
     LoadState,
     PlannedRows,
@@ -32,7 +33,7 @@ from twinspark.engine.plan import (
 from twinspark.engine.rounds import Rounds
 from twinspark.engine.sampler import ChoiceRule
 from twinspark.kernels.cuda.launch import on_device
-from twinspark.model.step import DraftRequest, DraftResult, Span, StepInput, StepOutput
+from twinspark.model.step import DraftRequest, DraftResult, StepInput, StepOutput
 
 Logits = npt.NDArray[np.float32]
 NO_RULES: Mapping[int, ChoiceRule] = MappingProxyType({})
@@ -66,12 +67,8 @@ class PagedCaches(Protocol):
         """Put a saved state into a slot; its pages are bound already."""
 
 
-class Model(Protocol):
+class Model(LayeredModel, Protocol):
     """What the engine needs of a model; `model.transformer.Transformer` is the one that counts."""
-
-    @property
-    def config(self) -> ModelConfig:
-        """Sizes and roles."""
 
     def new_caches(
         self, num_slots: int, max_tokens: int, *, store: Store, page_tokens: int,
@@ -171,6 +168,7 @@ class Runner:
         self._followers = followers or NoFollowers()
         self._is_alone = followers is None
         self.caches = caches
+        self._partial = PartialPieces(model, caches)
         self._states: dict[int, Any] = {}
         self._rounds = Rounds.of(model, caches, banned_V)
         device = getattr(model, "device", None)
@@ -191,7 +189,8 @@ class Runner:
 
     def replays(self, plan: StepPlan) -> bool:
         """Whether a plan is a round that is recorded, which the host has little to do for."""
-        return self._rounds is not None and self._rounds.replays(plan)
+        is_alone = plan.layers is None  # else there are layers to launch
+        return is_alone and self._rounds is not None and self._rounds.replays(plan)
 
     def expect(self, windows: Sequence[PlannedRows]) -> None:
         """Prepare for windows of the next round, which are likely to come; changes no result."""
@@ -215,6 +214,7 @@ class Runner:
 
     def close(self) -> None:
         """Give up what is recorded; NCCL's end waits for recordings that hold its kernels."""
+        self._partial.clear()
         if self._rounds is not None:
             self._rounds.close()
 
@@ -249,26 +249,36 @@ class Runner:
         self, plan: StepPlan, rules: Mapping[int, ChoiceRule], meanwhile: Callable[[], None]
     ) -> StepLogits:
         """A plan whose work is launched as it comes."""
-        planned = (*plan.windows, *plan.pieces)
-        rows: list[int] = []
-        start = 0
-        for part in planned:
-            if part.prompt_end is None or part.wants_logits:
-                rows += range(start, start + len(part.ids))
-            start += len(part.ids)
-        step = StepInput(
-            spans=tuple(map(_span, planned)),
-            ids_T=[token for part in planned for token in part.ids],
-            history=tuple(part.history for part in planned),
-            logit_rows=rows,
-        )
-        found_RV = self._model.forward(step, self.caches).logits_RV
-        assert found_RV.shape[0] == len(rows), "a wanted row has no logits"
+        planned = (*plan.windows, *plan.pieces) if plan.is_mixed else plan.windows
+        step, found = step_input(planned), []
+        if planned:
+            found.append(self._model.forward(step, self.caches).logits_RV)
+            assert found[0].shape[0] == len(step.logit_rows), "a wanted row has no logits"
+        ended = self._go_on(plan)
+        if ended.logits_RV is not None:
+            found.append(ended.logits_RV)
         meanwhile()
-        chosen = self._choose(found_RV, step, plan, rules)
-        logits_RV = to_host(found_RV)
+        chosen = self._choose(found[0], step, plan, rules) if planned else {}
+        logits_RV = to_host(torch.cat(found)) if found else self._no_logits()
         self._followers.check(logits_RV)
-        return replace(_by_slot(plan, logits_RV), chosen=chosen)
+        return replace(_by_slot((*planned, *ended.pieces), logits_RV), chosen=chosen)
+
+    def _no_logits(self) -> Logits:
+        """Of a plan that has run some layers of pieces and nothing else, once they are run."""
+        self._settle_layers()
+        return np.zeros((0, self._model.config.vocab_size), np.float32)
+
+    def _go_on(self, plan: StepPlan) -> Ended:
+        """The plan's layers of pieces, launched behind its windows."""
+        return Ended() if plan.layers is None else self._partial.run(plan.pieces, plan.layers)
+
+    def _settle_layers(self) -> None:
+        """Until a device has run what it was given: what that took is this round's, not the next's.
+
+        Nothing is lost: the host was launching those layers while the device ran the windows.
+        """
+        if self._cuda is not None:
+            torch.cuda.current_stream(self._cuda).synchronize()
 
     def _choose(
         self, logits_RV: Tensor, step: StepInput, plan: StepPlan, rules: Mapping[int, ChoiceRule]
@@ -296,18 +306,31 @@ class Runner:
         logits_TV = rounds.run(plan.windows, each, ahead if self._is_alone else ())
         host_chooses = any(rule is None for rule in each)
         windows: dict[int, Logits] = {}
+        digests: list[Tensor] = []
         if host_chooses or self._followers.compares:
             meanwhile()
             if self._followers.compares:
-                self._followers.check(download(rounds.digests(logits_TV)).numpy())
+                digests.append(download(rounds.digests(logits_TV)))
             windows = self._logits_for_host(plan, rules, logits_TV)
             rounds.draft_ahead()  # it may overwrite the logits
+            ended = self._go_on(plan)
         else:
             rounds.draft_ahead()
+            ended = self._go_on(plan)
             meanwhile()
         num_rows = sum(len(window.ids) for window in plan.windows)
         tokens = rounds.tokens(num_rows) if rules else []
-        return StepLogits(windows=windows, pieces={}, chosen=_tokens_by_slot(plan, tokens, rules))
+        if plan.layers is not None:
+            self._settle_layers()
+        pieces: dict[int, Logits] = {}
+        if ended.logits_RV is not None:
+            pieces = _by_slot(ended.pieces, to_host(ended.logits_RV)).pieces
+            if self._followers.compares:
+                digests.append(download(rounds.digests(ended.logits_RV)))
+        if digests:
+            self._followers.check(torch.cat(digests).numpy())
+        chosen = _tokens_by_slot(plan, tokens, rules)
+        return StepLogits(windows=windows, pieces=pieces, chosen=chosen)
 
     def _logits_for_host(
         self, plan: StepPlan, rules: Mapping[int, ChoiceRule], logits_TV: Tensor
@@ -379,18 +402,8 @@ class Runner:
                 self.caches.load_state(op.slot, op.position, self._states[op.state_id])
             case DropState():
                 del self._states[op.state_id]
-
-
-def _span(rows: PlannedRows) -> Span:
-    return Span(
-        slot=rows.slot,
-        first=rows.first,
-        count=len(rows.ids),
-        prompt_end=rows.prompt_end,
-        mode=rows.mode,
-        is_pruned=rows.is_pruned,
-        has_bf16_mixing=rows.has_bf16_mixing,
-    )
+            case DropRows():
+                self._partial.drop(op.slot)
 
 
 def _tokens_by_slot(
@@ -406,16 +419,14 @@ def _tokens_by_slot(
     return chosen
 
 
-def _by_slot(plan: StepPlan, logits_RV: Logits) -> StepLogits:
+def _by_slot(planned: Sequence[PlannedRows], logits_RV: Logits) -> StepLogits:
     windows: dict[int, Logits] = {}
     pieces: dict[int, Logits] = {}
     start = 0
-    for part in plan.windows:
-        windows[part.slot] = logits_RV[start : start + len(part.ids)]
-        start += len(part.ids)
-    for part in plan.pieces:
-        if part.wants_logits:
-            pieces[part.slot] = logits_RV[start : start + len(part.ids)]
+    for part in planned:
+        if part.prompt_end is None or part.wants_logits:
+            into = windows if part.prompt_end is None else pieces
+            into[part.slot] = logits_RV[start : start + len(part.ids)]
             start += len(part.ids)
     return StepLogits(windows=windows, pieces=pieces, chosen={})
 

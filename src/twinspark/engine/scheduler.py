@@ -1,14 +1,16 @@
 """Who runs next: the queue, slots and pages, prompt pieces and decode windows of each round.
 
 Owns the sessions; with its parts it is the only one that changes them. A clock decides how many
-prompt rows a round has, when a deadline has passed and what is said about waiting: never a token.
-Read next: `core.py` (the caller), `admission.py`, `pages.py`, `pieces.py`, `plan.py`.
+prompt rows run and how many of their layers in a round, when a deadline has passed and what is said
+about waiting: never a token.
+Read next: `core.py` (the caller), `admission.py`, `pages.py`, `pieces.py`, `slices.py`, `plan.py`.
 """
 
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import NamedTuple
 
 from twinspark.config.engine import EngineConfig
 from twinspark.engine.admission import Admission
@@ -17,11 +19,12 @@ from twinspark.engine.forecast import Forecast
 from twinspark.engine.memory import MemoryRule
 from twinspark.engine.pace import Pace
 from twinspark.engine.pages import PageStore
-from twinspark.engine.pieces import RowCosts, share_rows
-from twinspark.engine.plan import PlannedRows, StepPlan
+from twinspark.engine.pieces import LEAST_ROWS, RowCosts, share_rows
+from twinspark.engine.plan import Layers, PlannedRows, StepPlan
 from twinspark.engine.pool import SlotPool
 from twinspark.engine.queue import WaitingRoom
 from twinspark.engine.request import Clock, Session
+from twinspark.engine.slices import BegunPieces
 from twinspark.errors import CapacityError, RequestError
 from twinspark.messages import Admitted, EngineStatus, Failed, GenerateRequest, Waiting
 
@@ -41,6 +44,15 @@ class Counts:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+
+
+class _Round(NamedTuple):
+    """A plan that runs: its start, its windows, and which layers of which pieces, if any."""
+
+    start_s: float
+    num_windows: int
+    layers: Layers | None
+    begun: BegunPieces | None
 
 
 class Scheduler:
@@ -78,14 +90,15 @@ class Scheduler:
             self._queue, self._slots, store, memory,
             long_prompt_tokens=config.long_prompt_tokens, capacity_wait_s=config.capacity_wait_s,
         )  # fmt: skip
-        self._pace = Pace(fair_share=config.fair_share)
+        self._pace = Pace(fair_share=config.fair_share, num_layers=costs.num_layers)
         self._forecast = Forecast(self._pace, costs, store, self._slots)
         self._running: dict[int, Session] = {}
         self._by_id: dict[str, Session] = {}
         self._deadlines: list[tuple[float, str]] = []
         self._events: list[QueueEvent] = []
         self._rounds = 0
-        self._round: tuple[float, int, float] | None = None  # its start, windows and prompt units
+        self._round: _Round | None = None
+        self._begun: BegunPieces | None = None
 
     @property
     def sessions(self) -> list[Session]:
@@ -227,15 +240,19 @@ class Scheduler:
             self._admit(now_s)
         decoding, prompts = self._split()
         windows = tuple(self._rows(s, [s.ids[-1], *self._useful(s, drafts)]) for s in decoding)
-        pieces = self._pieces(prompts, len(windows), now_s)
-        if not windows and not pieces:
+        pieces, layers = self._prompt_rows(prompts, len(windows), now_s)
+        if not windows and layers is None:
             return None
+        is_whole = layers == Layers(0, self._costs.num_layers)
         plan = StepPlan(
-            round=self._rounds, windows=windows, pieces=pieces, ops=self.store.take_ops()
+            round=self._rounds,
+            windows=windows,
+            pieces=pieces,
+            ops=self.store.take_ops(),
+            layers=None if is_whole else layers,  # then in one pass with the windows
         )
         self._rounds += 1
-        units = sum(self._costs.units(self._running[p.slot], p.first, len(p.ids)) for p in pieces)
-        self._round = (self._clock(), len(windows), units)
+        self._round = _Round(self._clock(), len(windows), layers, self._begun)
         return plan
 
     def take_events(self) -> list[QueueEvent]:
@@ -243,12 +260,16 @@ class Scheduler:
         events, self._events = self._events, []
         return events
 
-    def commit_pieces(self, plan: StepPlan) -> None:
-        """The plan's prompt rows are in the caches."""
-        for piece in plan.pieces:
+    def commit_pieces(self) -> tuple[PlannedRows, ...]:
+        """The plan has run: the pieces whose rows are all in the caches now."""
+        if self._begun is None or not self._begun.is_over:
+            return ()
+        pieces, self._begun = self._begun.pieces, None
+        for piece in pieces:
             session = self._running[piece.slot]
             session.computed += len(piece.ids)
             self.store.pass_marks(session)
+        return pieces
 
     def commit_window(self, window: PlannedRows, num_taken: int) -> None:
         """A window gave its session the last `num_taken` tokens of its reply (`Session.take`)."""
@@ -261,10 +282,18 @@ class Scheduler:
 
     def end_round(self) -> None:
         """The round is over, its drafts included: learn how long it took."""
-        if self._round is not None:
-            start_s, num_windows, units = self._round
-            self._pace.observe_round(self._clock() - start_s, num_windows=num_windows, units=units)
-            self._round = None
+        if self._round is None:
+            return
+        now, pace, self._round = self._round, self._pace, None
+        seconds = self._clock() - now.start_s
+        if now.layers is None or now.begun is None:
+            pace.observe_round(seconds, num_windows=now.num_windows)
+            return
+        layers_s, begun = pace.observe_layers(seconds, num_windows=now.num_windows), now.begun
+        if layers_s is not None:
+            begun.took(now.layers, layers_s)
+        if begun.is_over and begun.seconds is not None:
+            pace.observe_piece(begun.seconds, units=begun.units, depth=begun.depth)
 
     def remove(self, session: Session, ending: Ending | None = None) -> None:
         """Forget a session and free what it holds at once, wherever it stands.
@@ -281,8 +310,18 @@ class Scheduler:
             self.store.save_reply(session)
             self._pace.observe_reply(tokens=session.num_reply_tokens, rounds=session.num_rounds)
         del self._running[session.slot]
+        self._leave_pieces(session.slot)
         self.store.release(session)
         self._slots.release(session.slot)
+
+    def _leave_pieces(self, slot: int) -> None:
+        """A request that is over may stand between two layers; nothing of it runs any more."""
+        if self._begun is None or all(piece.slot != slot for piece in self._begun.pieces):
+            return
+        self.store.drop_rows(slot)
+        self._begun.drop(slot)
+        if not self._begun.pieces:
+            self._begun = None
 
     def check_integrity(self) -> None:
         """Assert that slots, pages, states, queue and sessions agree."""
@@ -293,6 +332,8 @@ class Scheduler:
         assert all(session.slot == slot for slot, session in self._running.items())
         assert all(s.slot is None and not s.pages for s in waiting)
         assert self._slots.num_taken == len(self._running), "a slot is held by nobody"
+        for piece in self._begun.pieces if self._begun is not None else ():
+            assert self._running[piece.slot].computed == piece.first, "a piece of another request"
 
     def _admit(self, now_s: float) -> None:
         admitted, failed = self._admission.admit(self._running.values(), now_s)
@@ -326,13 +367,43 @@ class Scheduler:
             return ()
         return drafts.get(session.slot or 0, ())[: session.tokens_left - 1]
 
+    def _prompt_rows(
+        self, prompts: list[Session], num_windows: int, now_s: float
+    ) -> tuple[tuple[PlannedRows, ...], Layers | None]:
+        """Pieces that begin now, and the layers that pieces run, None if there are none.
+
+        Pieces that have begun go on before others begin; without windows they do so to their end.
+        """
+        if not prompts or self._pace.wants_decoding(num_windows):
+            return (), None
+        pieces: tuple[PlannedRows, ...] = ()
+        if self._begun is None:
+            pieces = self._pieces(prompts, num_windows, now_s)
+            if not pieces:
+                return (), None
+            self._begun = self._begin(pieces)
+        return pieces, self._begun.next_layers(self._pace.layers_s(num_windows))
+
+    def _begin(self, pieces: tuple[PlannedRows, ...]) -> BegunPieces:
+        each = [(self._running[piece.slot], piece.first, len(piece.ids)) for piece in pieces]
+        units = sum(self._costs.units(*rows) for rows in each)
+        depth = max(self._costs.depth(*rows) for rows in each)
+        return BegunPieces(
+            pieces,
+            units=units,
+            num_layers=self._costs.num_layers,
+            depth=depth,
+            expected_s=self._pace.piece_s(units, depth),
+        )
+
     def _pieces(
         self, prompts: list[Session], num_windows: int, now_s: float
     ) -> tuple[PlannedRows, ...]:
-        if not prompts or self._pace.wants_decoding(num_windows):
-            return ()
         prompts.sort(key=lambda s: s.arrived_s)
         most = self._config.prefill_chunk
+        fitting = self._pace.rows_beside(num_windows)
+        if fitting is not None:
+            most = min(most, max(fitting, LEAST_ROWS))
         if self._memory is not None:
             positions = max(s.computed for s in prompts) + most
             most = self._memory.rows(most, positions, now_s=now_s)

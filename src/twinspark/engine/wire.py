@@ -1,8 +1,9 @@
 """Plans and draft passes as frames of the plan link: numbers to arrays and back, exactly.
 
-Body of a step: one record an op, one record a span of rows (windows, then pieces), then int32: the
-pages of all ops, and for each span its ids and its history. Body of a draft pass: one record a
-request. Everything is little-endian. Read next: `plan.py`, `distributed/frames.py`.
+Body of a step: one record an op, and one for the layers where it has some; one record a span of
+rows (windows, then pieces); then int32: the pages of all ops, and for each span its ids and its
+history. Body of a draft pass: one record a request. Everything is little-endian. Read next:
+`plan.py`, `distributed/frames.py`.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,9 @@ from twinspark.engine.plan import (
     BindPages,
     CacheOp,
     CopyPage,
+    DropRows,
     DropState,
+    Layers,
     LoadState,
     PlannedRows,
     SaveState,
@@ -48,6 +51,8 @@ class _Code(IntEnum):
     SAVE = 3
     LOAD = 4
     DROP = 5
+    DROP_ROWS = 6
+    LAYERS = 7  # no operation, and the last record where it is there
 
 
 def encode_step(plan: StepPlan) -> Frame:
@@ -58,15 +63,18 @@ def encode_step(plan: StepPlan) -> Frame:
         if isinstance(op, BindPages):
             pages += op.pages
     ints = [pages, *(part for rows in planned for part in (rows.ids, rows.history))]
+    records = [_op_record(op) for op in plan.ops]
+    if plan.layers is not None:
+        records.append((_Code.LAYERS, 0, 0, 0, *plan.layers))
     body = [
-        np.array([_op_record(op) for op in plan.ops], _OP).tobytes(),
+        np.array(records, _OP).tobytes(),
         np.array([_rows_record(rows) for rows in planned], _ROWS).tobytes(),
         *(np.array(part, _INT).tobytes() for part in ints),
     ]
     return Frame(
         kind=FrameKind.STEP,
         round=plan.round,
-        counts=(len(plan.ops), len(plan.windows), len(plan.pieces)),
+        counts=(len(records), len(plan.windows), len(plan.pieces)),
         body=b"".join(body),
     )
 
@@ -81,6 +89,10 @@ def decode_step(frame: Frame) -> StepPlan:
     reader = _Reader(frame.body)
     op_records = reader.records(_OP, num_ops)
     rows_records = reader.records(_ROWS, num_windows + num_pieces)
+    layers = None
+    if num_ops and op_records[-1]["code"] == _Code.LAYERS:
+        layers = _layers(op_records[-1], num_pieces)
+        op_records = op_records[:-1]
     ops = tuple(_op(record, reader) for record in op_records)
     planned = [_rows(record, reader) for record in rows_records]
     reader.finish()
@@ -89,6 +101,7 @@ def decode_step(frame: Frame) -> StepPlan:
         windows=tuple(planned[:num_windows]),
         pieces=tuple(planned[num_windows:]),
         ops=ops,
+        layers=layers,
     )
 
 
@@ -127,6 +140,8 @@ def _op_record(op: CacheOp) -> tuple[int, ...]:
             return (_Code.LOAD, op.slot, 0, 0, op.position, op.state_id)
         case DropState():
             return (_Code.DROP, 0, 0, 0, 0, op.state_id)
+        case DropRows():
+            return (_Code.DROP_ROWS, op.slot, 0, 0, 0, 0)
 
 
 def _op(record: Record, reader: "_Reader") -> CacheOp:
@@ -145,7 +160,16 @@ def _op(record: Record, reader: "_Reader") -> CacheOp:
             return LoadState(slot=slot, position=first, state_id=second)
         case _Code.DROP:
             return DropState(state_id=second)
-    raise FormatError(f"a plan has a cache operation {code}, expected 1 to {len(_Code)}")
+        case _Code.DROP_ROWS:
+            return DropRows(slot=slot)
+    raise FormatError(f"a plan has a cache operation {code}, expected 1 to {_Code.DROP_ROWS}")
+
+
+def _layers(record: Record, num_pieces: int) -> Layers:
+    _, slot, count, flags, first, end = (int(value) for value in record.item())
+    if slot or count or flags or not 0 <= first < end or (first == 0) != (num_pieces > 0):
+        raise FormatError(f"a plan runs layers {first} to {end} of {num_pieces} pieces that begin")
+    return Layers(first, end)
 
 
 def _rows_record(rows: PlannedRows) -> tuple[int, ...]:

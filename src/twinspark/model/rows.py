@@ -232,6 +232,12 @@ class Rows:
             return self
         return self._suffix(lowest)
 
+    def without(self, slot: int) -> "Rows":
+        """These rows but those of a slot."""
+        if all(s.slot != slot for s in self.segments):
+            return self
+        return self._suffix([s.first + (s.count if s.slot == slot else 0) for s in self.segments])
+
     def _suffix(self, lowest: Sequence[int]) -> "Rows":
         inside = [
             replace(span, first=s.first, count=s.count)

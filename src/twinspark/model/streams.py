@@ -84,6 +84,7 @@ class Taps:
         self._num = num
         self._found: list[tuple[Rows, Tensor]] = []
         self._wide: Tensor | None = None
+        self._dropped: list[int] = []  # slots whose rows are not wanted any more
 
     @property
     def is_complete(self) -> bool:
@@ -93,7 +94,14 @@ class Taps:
     @property
     def rows(self) -> Rows:
         """The rows that reached the last tap."""
-        return self._found[-1][0]
+        rows = self._found[-1][0]
+        for slot in self._dropped:
+            rows = rows.without(slot)
+        return rows
+
+    def drop(self, slot: int) -> None:
+        """Leave a slot's rows out of what is joined."""
+        self._dropped.append(slot)
 
     def place(self, rows: Rows, like: Tensor) -> Tensor:
         """Where the next tap goes, [T, D]; `like` are the streams."""
@@ -108,10 +116,11 @@ class Taps:
     def joined(self) -> Tensor:
         """[T, taps * D], for the rows that reached the last tap."""
         assert self._wide is not None
-        if len(self.rows) == len(self._wide):
+        kept = self.rows
+        if len(kept) == len(self._wide):
             return self._wide
         parts = []
         for rows, tap_TD in self._found:
-            places = rows.places_of(self.rows)
+            places = rows.places_of(kept)
             parts.append(tap_TD if places is None else tap_TD[places])
         return torch.cat(parts, dim=1)

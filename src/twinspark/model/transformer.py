@@ -25,9 +25,9 @@ from twinspark.model.csa import Attention
 from twinspark.model.decode import DecodeRound, DecodeRows, DraftRound
 from twinspark.model.dspark import DSpark, Pick
 from twinspark.model.engram import Engram, SlotRows, StepHash
-from twinspark.model.indexer import CallState
 from twinspark.model.layer import Layer
 from twinspark.model.linear import ModelLoader
+from twinspark.model.partial import EngramRows, PartialPass
 from twinspark.model.rows import Locate, Rows
 from twinspark.model.step import DraftRequest, DraftResult, Span, StepInput, StepOutput
 from twinspark.model.streams import Streams, Taps
@@ -134,10 +134,19 @@ class Transformer:
                 must have been run.
             caches: written in place.
         """
-        config = self.config
+        begun = self.start(step, caches)
+        self.advance(begun)
+        return self.finish(begun)
+
+    @torch.inference_mode()
+    def start(self, step: StepInput, caches: Caches) -> PartialPass:
+        """`forward` before its first layer; `advance` and `finish` do the rest.
+
+        Between them other slots may go on, and other passes of theirs; not those of `step`.
+        """
         self.begin(step, caches)
         rows = Rows(step.spans, caches.layout, self.device, locate=self._locate(caches))
-        rows.mark(step.ids_T, config.image_token_id)
+        rows.mark(step.ids_T, self.config.image_token_id)
         hash_TLC = self._hash.rows(step) if self._hash else None
         (ids_T,) = upload([torch.tensor(step.ids_T, dtype=torch.int32)], self.device)
 
@@ -147,8 +156,20 @@ class Transformer:
             numbers = torch.from_numpy(here.numbers)
             return self._engrams[layer].rows(hash_TLC[numbers], self.device)
 
-        streams, rows = self._run_layers(ids_T, rows, engram_rows, caches)
-        return self._logits(streams, rows, step.logit_rows)
+        return self._before_layers(ids_T, rows, engram_rows, caches, wanted=step.logit_rows)
+
+    @torch.inference_mode()
+    def advance(self, begun: PartialPass, end: int | None = None) -> None:
+        """Run the layers of a started pass up to `end`, exclusive; None is all of them."""
+        end = len(self._layers) if end is None else end
+        while begun.next_layer < end and not begun.is_over:
+            self._run_layer(begun)
+
+    @torch.inference_mode()
+    def finish(self, begun: PartialPass) -> StepOutput:
+        """What a pass gives that has come through all layers."""
+        assert begun.is_over, f"layer {begun.next_layer} has not been run"
+        return self._logits(begun.streams, begun.rows, begun.wanted)
 
     @torch.inference_mode()
     def decode(self, round_: DecodeRound, caches: Caches) -> Tensor:
@@ -164,8 +185,9 @@ class Transformer:
         assert locate is not None, "rows of this model are planned on the host"
         tables = dict(zip(self.config.engram_layer_ids, round_.engram, strict=True))
         rows = DecodeRows(round_, caches.layout, locate)
-        streams, _ = self._run_layers(round_.ids_T, rows, lambda layer, _: tables[layer], caches)
-        return self._head_of(streams)
+        begun = self._before_layers(round_.ids_T, rows, lambda layer, _: tables[layer], caches)
+        self.advance(begun)
+        return self._head_of(begun.streams)
 
     def engram_rows(self, step: StepInput) -> dict[int, Tensor]:
         """By Engram layer the table rows of a step, bf16 [T, columns * width], on the host."""
@@ -201,40 +223,50 @@ class Transformer:
             place += len(engram.fields)
         return found
 
-    def _run_layers(
+    def _before_layers(
         self,
         ids_T: Tensor,
         rows: Rows,
-        engram_rows: Callable[[int, Rows], Tensor],
+        engram_rows: EngramRows,
         caches: Caches,
-    ) -> tuple[Streams, Rows]:
-        """Run rows through all layers; the streams that leave the last one, and whose they are."""
-        config, call = self.config, CallState()
-        taps = Taps(len(config.dspark_target_layer_ids))
-        streams = Streams(self.embed(ids_T))
-        for number, layer in enumerate(self._layers):
+        *,
+        wanted: Sequence[int] = (),
+    ) -> PartialPass:
+        return PartialPass(
+            rows=rows,
+            streams=Streams(self.embed(ids_T)),
+            taps=Taps(len(self.config.dspark_target_layer_ids)),
+            engram_rows=engram_rows,
+            caches=caches,
+            wanted=wanted,
+        )
+
+    def _run_layer(self, begun: PartialPass) -> None:
+        """Run rows through their next layer, behind the last one write what drafts read."""
+        config, number, rows = self.config, begun.next_layer, begun.rows
+        caches, taps = begun.caches, begun.taps
+        if len(rows):
             if number in self._engrams:
-                streams = streams.settled(eps=config.rms_norm_eps)
-                table_TK = engram_rows(number, rows)
-                x_TCD = self._engrams[number](streams.x_TCD, table_TK, rows.marks.image_T)
-                streams = streams._replace(x_TCD=x_TCD)
+                begun.streams = begun.streams.settled(eps=config.rms_norm_eps)
+                table_TK = begun.engram_rows(number, rows)
+                x_TCD = self._engrams[number](begun.streams.x_TCD, table_TK, rows.marks.image_T)
+                begun.streams = begun.streams._replace(x_TCD=x_TCD)
             tap_TD = None
             if number in config.dspark_target_layer_ids:
-                tap_TD = taps.place(rows, streams.x_TCD)
+                tap_TD = taps.place(rows, begun.streams.x_TCD)
             kept = rows.after_queries_of(number, config)
             attend = partial(
-                self._attention[number], rows=rows, kept=kept, caches=caches, call=call
+                self._attention[number], rows=rows, kept=kept, caches=caches, call=begun.call
             )
-            streams = layer(
-                streams, attend, places=rows.places_of(kept),
+            begun.streams = self._layers[number](
+                begun.streams, attend, places=rows.places_of(kept),
                 marks=rows.marks, kept_marks=kept.marks, tap_TD=tap_TD,
             )  # fmt: skip
-            rows = kept
-            if not len(rows):
-                break
-        if self._draft is not None and taps.is_complete:
+            begun.rows = kept
+        begun.next_layer += 1
+        begun.is_over = begun.next_layer == len(self._layers) or not len(begun.rows)
+        if begun.is_over and self._draft is not None and taps.is_complete and len(taps.rows):
             self._draft.write_context(taps.joined(), taps.rows, caches)
-        return streams, rows
 
     def _locate(self, caches: Caches) -> Locate | None:
         if not self.is_placed(caches):

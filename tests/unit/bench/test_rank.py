@@ -1,6 +1,5 @@
 """The bench of a rank on a small model: what its rounds find in the caches."""
 
-import pytest
 import torch
 from tests.tiny import config as tiny_config
 
@@ -11,9 +10,8 @@ CPU = torch.device("cpu")
 TINY = tiny_config()
 
 
-@pytest.mark.parametrize("at_once", [24, 4096])
-def test_caches_are_filled_by_prompts_in_any_pieces(monkeypatch, at_once):
-    monkeypatch.setattr(rank, "_FILLED_AT_ONCE", at_once)
+def test_caches_are_filled_by_prompts_in_pieces(monkeypatch):
+    monkeypatch.setattr(rank, "_FILLED_AT_ONCE", 64)
     made = rank.build_rank(CPU, config=TINY)
     caches = Caches(TINY, 3, 128)
     layers = (0, TINY.num_hidden_layers - 1)

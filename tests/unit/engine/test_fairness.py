@@ -1,6 +1,5 @@
 """How many prompt rows run beside decoding, and whose: from speeds, never changing a reply."""
 
-import statistics
 from types import SimpleNamespace
 
 import pytest
@@ -8,9 +7,25 @@ from tests.fake_model import ENCODER_GAP, FakeModel, Replies, run_all
 
 from twinspark.engine.checkpoints import Mark
 from twinspark.engine.forecast import predict_waits
-from twinspark.engine.pace import ANCHOR_ROUNDS, HEADROOM, Pace
+from twinspark.engine.pace import (
+    ANCHOR_ROUNDS,
+    GROWTH,
+    HEADROOM,
+    LAYER_ROUNDS,
+    MOST_PIECE_S,
+    Pace,
+)
 from twinspark.engine.pieces import LEAST_ROWS, RowCosts, share_rows
 from twinspark.messages import GenerateRequest, Sampling
+
+LAYERS = FakeModel().config.num_hidden_layers
+
+
+def observe(pace, seconds, num_windows, *, units):
+    """A round with a whole piece."""
+    piece_s = pace.observe_layers(seconds, num_windows=num_windows)
+    if piece_s is not None:
+        pace.observe_piece(piece_s, units=units, depth=8)
 
 
 def prompt(left, *, next_mark=None, apex=None, computed=0, mode="cone"):
@@ -19,8 +34,12 @@ def prompt(left, *, next_mark=None, apex=None, computed=0, mode="cone"):
     return SimpleNamespace(mode=mode, marks=[mark], computed=computed, prompt_left=left)
 
 
-FLAT = RowCosts(encoder_part=1.0, encoder_gap=0)
-HALF = RowCosts(encoder_part=0.5, encoder_gap=10)
+FLAT = RowCosts(encoder_part=1.0, encoder_gap=0, num_layers=8)
+HALF = RowCosts(encoder_part=0.5, encoder_gap=10, num_layers=8)
+
+
+def new_pace(share=0.5, num_layers=8):
+    return Pace(fair_share=share, num_layers=num_layers)
 
 
 @pytest.mark.parametrize(
@@ -66,48 +85,91 @@ def test_rows_of_the_encoder_alone_cost_less():
     assert share_rows([session], HALF, most=64, units=24.0) == [44]
 
 
-def test_nothing_decoding_takes_all_rows():
-    assert Pace(fair_share=0.5).units_beside(0) is None
-    assert Pace(fair_share=0.0).units_beside(3) is None
+def test_layers_that_no_row_runs_are_not_counted():
+    session = prompt(50)  # the cone begins at 40
+    assert [HALF.depth(session, 0, n) for n in (1, 40, 41)] == [4, 4, 8]
+    assert HALF.depth(prompt(50, mode="full"), 0, 1) == 8
+    assert FLAT.depth(prompt(50), 0, 1) == 8
+
+
+def test_nothing_decoding_takes_all_rows_and_layers():
+    for pace, windows in ((new_pace(), 0), (new_pace(0.0), 3)):
+        pace.observe_round(0.1, num_windows=windows)
+        observe(pace, 0.3, windows, units=10)
+        for number in (pace.units_beside, pace.rows_beside, pace.layers_s):
+            assert number(windows) is None
 
 
 def test_before_anything_is_known_few_rows_run_and_decoding_is_measured():
-    pace = Pace(fair_share=0.5)
-    assert pace.units_beside(2) == 0.0 and not pace.wants_decoding(2)
-    pace.observe_round(1.0, num_windows=2, units=8)
+    pace = new_pace()
+    assert pace.units_beside(2) == pace.layers_s(2) == 0.0 and not pace.wants_decoding(2)
+    observe(pace, 1.0, 2, units=8)
     assert pace.wants_decoding(2), "what decoding alone takes is not known"
-    pace.observe_round(0.2, num_windows=2, units=0)
+    pace.observe_round(0.2, num_windows=2)
     assert not pace.wants_decoding(2)
-    pace.observe_round(0.4, num_windows=2, units=10)
+    observe(pace, 0.4, 2, units=10)
     assert pace.unit_s == pytest.approx(0.02)
 
 
 @pytest.mark.parametrize(("share", "ratio"), [(0.5, 1.0), (0.75, 1 / 3), (0.25, 3.0)])
 def test_prompt_time_follows_the_share(share, ratio):
-    pace = Pace(fair_share=share)
+    pace = new_pace(share)
     for _ in range(3):
-        pace.observe_round(0.030, num_windows=3, units=0)
-        pace.observe_round(0.010, num_windows=0, units=100)
-    assert pace.units_beside(3) == pytest.approx(HEADROOM * ratio * 300)
+        pace.observe_round(0.030, num_windows=3)
+        observe(pace, 0.010, 0, units=100)
+    assert pace.layers_s(3) == pytest.approx(HEADROOM * ratio * 0.030)
+    layer_s = max(LAYER_ROUNDS, HEADROOM * ratio) * 0.030
+    assert pace.rows_beside(3) == pytest.approx(8 * layer_s / 0.0001, abs=1)
+
+
+def test_a_piece_takes_no_longer_than_others_may_wait_and_grows_by_and_by():
+    pace = new_pace()
+    pace.observe_round(0.030, num_windows=1)
+    observe(pace, 0.001, 0, units=10)
+    assert pace.units_beside(1) == GROWTH * 10
+    for units in (1e4, *[1000] * 9):
+        pace.observe_piece(0.05 + 0.0001 * units, units=units, depth=8)
+    assert pace.units_beside(1) == pytest.approx((MOST_PIECE_S - 0.05) / 0.0001, rel=0.01)
+    assert pace.rows_beside(1) == pytest.approx((8 * LAYER_ROUNDS * 0.03 - 0.05) / 0.0001, abs=9)
+
+
+def test_whole_pieces_share_a_rounds_pass_where_few_rows_cost_little():
+    pace = new_pace()
+    pace.observe_round(0.030, num_windows=1)
+    for units in (100, 200, 100, 200):
+        pace.observe_piece(0.001 + 0.0001 * units, units=units, depth=8)
+    assert pace.units_beside(1) == pytest.approx((HEADROOM * 0.03 - 0.001) / 0.0001, rel=0.01)
+    assert pace.rows_beside(1) is None
+    assert pace.piece_s(pace.units_beside(1), 8) <= pace.layers_s(1) * 1.0001
+
+
+def test_while_all_pieces_were_as_large_another_tells_what_part_of_their_time_is_the_rows():
+    for units, wanted in ((20, 40), (1000, 500)):
+        pace = new_pace()
+        pace.observe_round(0.1, num_windows=1)
+        for _ in range(4):
+            pace.observe_piece(0.1, units=units, depth=8)
+        assert pace.piece_s(units, 8) is None
+        assert pace.units_beside(1) == wanted
 
 
 def test_decoding_is_measured_again_now_and_then():
-    pace = Pace(fair_share=0.5)
-    pace.observe_round(0.03, num_windows=1, units=0)
+    pace = new_pace()
+    pace.observe_round(0.03, num_windows=1)
     for _ in range(ANCHOR_ROUNDS):
         assert not pace.wants_decoding(1)
-        pace.observe_round(0.05, num_windows=1, units=20)
+        observe(pace, 0.05, 1, units=20)
     assert pace.wants_decoding(1) and not pace.wants_decoding(0)
 
 
 def test_rounds_are_known_by_their_number_of_windows():
-    pace = Pace(fair_share=0.5)
-    pace.observe_round(0.03, num_windows=1, units=0)
-    pace.observe_round(0.09, num_windows=4, units=0)
+    pace = new_pace()
+    pace.observe_round(0.03, num_windows=1)
+    pace.observe_round(0.09, num_windows=4)
     assert [pace.round_s(n) for n in (1, 2, 4, 8)] == [0.03, 0.03, 0.09, 0.09]
-    pace = Pace(fair_share=0.5)
+    pace = new_pace()
     assert pace.round_s(1) is None
-    pace.observe_round(0.09, num_windows=4, units=0)
+    pace.observe_round(0.09, num_windows=4)
     assert pace.round_s(1) == 0.09
 
 
@@ -120,25 +182,34 @@ def test_waits_are_predicted_from_slots_and_pages():
 
 
 class TimedModel(FakeModel):
-    """Decode rows and prompt rows take time of a clock that only this model moves."""
+    """Decode rows and layers of prompt rows take time of a clock that only this model moves.
 
-    def __init__(self, *, row_s, piece_row_s):
-        super().__init__(drafts=False)
-        self.now_s, self.round_s = 0.0, []
-        self._costs = row_s, piece_row_s
+    Layers of prompt rows take `layer_s` however few they are, as those of a GPU do that waits for
+    the host.
+    """
 
-    def forward(self, step, caches):
-        took = sum(self._seconds(span) for span in step.spans)
-        self.now_s += took
-        self.round_s.append((took, any(s.prompt_end is not None for s in step.spans)))
-        return super().forward(step, caches)
+    def __init__(self, *, row_s, piece_row_s, piece_s=0.0):
+        super().__init__(drafts=False, context=16384)
+        self.now_s = 0.0
+        self._row_s = row_s
+        self._layer_row_s, self._layer_s = (x / LAYERS for x in (piece_row_s, piece_s))
 
-    def _seconds(self, span):
-        row_s, piece_row_s = self._costs
+    def advance(self, begun, end=None):
+        for layer in range(begun.next_layer, LAYERS if end is None else end):
+            seconds = [self._seconds(span, layer) for span in begun.step.spans]
+            self.now_s += sum(seconds)
+            spans = zip(begun.step.spans, seconds, strict=True)
+            if any(s.prompt_end is not None and took > 0 for s, took in spans):
+                self.now_s += self._layer_s
+        super().advance(begun, end)
+
+    def _seconds(self, span, layer):
         if span.prompt_end is None:
-            return row_s * span.count
-        cone = max(min(span.first + span.count - (span.prompt_end - ENCODER_GAP), span.count), 0)
-        return piece_row_s * (cone + (span.count - cone) / 2)  # half of the layers
+            return self._row_s * span.count / LAYERS
+        if layer < LAYERS // 2:
+            return self._layer_row_s * span.count
+        inside = span.first + span.count - (span.prompt_end - ENCODER_GAP)
+        return self._layer_row_s * max(min(inside, span.count), 0)
 
     def clock(self):
         return self.now_s
@@ -151,19 +222,60 @@ def stream(name, length, limit, first=20):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("row_s", "piece_row_s"), [(0.01, 0.0005), (0.01, 0.002), (0.002, 0.0001)])
-def test_streams_keep_half_their_speed_beside_a_long_prompt(make_engine, row_s, piece_row_s):
-    model = TimedModel(row_s=row_s, piece_row_s=piece_row_s)
+def beside_a_long_prompt(engine, model, length):
+    """Three streams that never end; the gaps of their rounds while the prompt runs, and its time.
+
+    Gives also what part of the time was theirs.
+    """
+    for n in range(3):
+        engine.submit(stream(f"s{n}", 5, 9000, first=20 + n))
+    replies = Replies()
+    for _ in range(20):
+        replies.take(engine.step())
+    began_s, last_s, gaps = model.now_s, model.now_s, []
+    before = sum(map(len, replies.tokens.values()))
+    engine.submit(stream("long", length, 1))
+    while "long" not in replies.last:
+        seen = len(replies.tokens["s0"])
+        replies.take(engine.step())
+        if len(replies.tokens["s0"]) > seen:
+            gaps.append(model.now_s - last_s)
+            last_s = model.now_s
+    took_s = model.now_s - began_s
+    tokens = sum(map(len, replies.tokens.values())) - before
+    return gaps, took_s, tokens * model._row_s / took_s
+
+
+@pytest.mark.parametrize(("row_s", "piece_row_s", "piece_s"), [
+    (0.01, 0.0005, 0.0), (0.01, 0.002, 0.0), (0.002, 0.0001, 0.0),
+    (0.0005, 0.00005, 0.0025), (0.002, 0.0001, 0.03), (0.004, 0.0002, 0.04),
+])  # fmt: skip
+def test_gaps_are_short_and_streams_keep_half_beside_a_long_prompt(
+    make_engine, row_s, piece_row_s, piece_s
+):
+    """Also where any piece takes as long as several rounds, however few rows it has."""
+    model = TimedModel(row_s=row_s, piece_row_s=piece_row_s, piece_s=piece_s)
     engine = make_engine(
-        model=model, clock=model.clock, prefill_chunk=256, max_context_tokens=2048, lookup=False
+        model=model, clock=model.clock, prefill_chunk=512, max_context_tokens=16384, lookup=False
     )
-    streams = [stream(f"s{n}", 5, 200, first=20 + n) for n in range(3)]
-    replies = run_all(engine, [*streams, stream("long", 1600, 1)], arrivals=[0, 0, 0, 20])
-    assert replies.last["long"].stats.prompt_tokens == 1600
-    beside = [took for took, is_mixed in model.round_s[20:] if is_mixed and took > 3 * row_s]
-    alone_s = 3 * row_s
-    assert max(beside) <= 2.001 * alone_s, "no round takes more than twice as long"
-    assert statistics.mean(beside) > 1.4 * alone_s, "and the prompt is not starved either"
+    gaps, took_s, kept = beside_a_long_prompt(engine, model, 8000)
+    assert max(gaps) <= 3 * 3.01 * row_s, "no gap is longer than three rounds"
+    assert 0.45 < kept < 0.65, "streams keep their half, and no more"
+    least_s = 8000 / 512 * piece_s / 2 + 8000 * piece_row_s / 2  # alone, half of the layers
+    assert took_s < 4 * least_s
+
+
+def test_layers_that_take_longer_than_their_share_are_made_good(make_engine):
+    """Even a single one, of a few rows, takes longer than a round: decoding is paid in between."""
+    model = TimedModel(row_s=0.001, piece_row_s=0.001, piece_s=0.06)
+    engine = make_engine(
+        model=model, clock=model.clock, prefill_chunk=512, max_context_tokens=16384, lookup=False
+    )
+    gaps, took_s, kept = beside_a_long_prompt(engine, model, 2000)
+    assert 0.45 < kept < 0.6
+    longest = sorted(gaps)[-4]  # first pieces tell what a row takes
+    assert longest < 0.003 + 2.2 * 0.06 / LAYERS, "half of a layer's time is work"
+    assert took_s < 5 * 2000 * 0.001
 
 
 def test_prompts_alone_take_whole_chunks(make_engine):
@@ -205,69 +317,27 @@ def test_a_long_prompt_goes_on_under_a_stream_of_short_ones(make_engine):
 
 
 def test_one_slow_round_is_not_taken_for_the_usual_one():
-    pace = Pace(fair_share=0.5)
-    pace.observe_round(0.03, num_windows=1, units=0)
-    pace.observe_round(0.06, num_windows=1, units=30)
-    usual = pace.units_beside(1)
-    pace.observe_round(0.30, num_windows=1, units=0)
-    assert pace.units_beside(1) < 2 * usual
-    pace.observe_round(0.30, num_windows=1, units=30)
-    assert pace.units_beside(1) < usual, "a slow prompt round counts at once"
-
-
-class LaunchedModel(TimedModel):
-    """A forward with prompt rows takes `piece_s` however few they are, as launched kernels do."""
-
-    def __init__(self, *, row_s, piece_row_s, piece_s):
-        super().__init__(row_s=row_s, piece_row_s=piece_row_s)
-        self._piece_s = piece_s
-
-    def forward(self, step, caches):
-        if any(span.prompt_end is not None for span in step.spans):
-            self.now_s += self._piece_s
-        return super().forward(step, caches)
-
-
-@pytest.mark.parametrize(("row_s", "piece_row_s", "piece_s"), [
-    (0.0005, 0.00005, 0.025), (0.005, 0.0001, 0.03), (0.001, 0.001, 0.02),
-])  # fmt: skip
-def test_pieces_that_are_never_short_are_large_and_seldom(make_engine, row_s, piece_row_s, piece_s):
-    """A prompt gets on and streams keep their half, though one row takes as long as many rounds."""
-    model = LaunchedModel(row_s=row_s, piece_row_s=piece_row_s, piece_s=piece_s)
-    engine = make_engine(
-        model=model, clock=model.clock, prefill_chunk=512, max_context_tokens=4096, lookup=False
-    )
-    for n in range(3):
-        engine.submit(stream(f"s{n}", 5, 3900, first=20 + n))
-    replies = Replies()
-    for _ in range(20):
-        replies.take(engine.step())
-    began_s, before = model.now_s, sum(len(t) for t in replies.tokens.values())
-    engine.submit(stream("long", 3000, 1))
-    gaps = []
-    while "long" not in replies.last:
-        start_s = model.now_s
-        replies.take(engine.step())
-        gaps.append(model.now_s - start_s)
-    took_s = model.now_s - began_s
-    tokens = sum(len(t) for t in replies.tokens.values()) - before
-    kept = tokens * row_s / took_s
-    work_s = 3000 * piece_row_s  # more than it is: half of most rows' layers
-    assert 0.35 < kept < 0.75, "streams keep about their half"
-    assert took_s < 5 * work_s + 20 * piece_s
-    assert max(gaps) < 3 * piece_s + 2 * 3 * row_s
+    pace = new_pace()
+    pace.observe_round(0.03, num_windows=1)
+    observe(pace, 0.06, 1, units=30)
+    usual = pace.rows_beside(1)
+    pace.observe_round(0.30, num_windows=1)
+    assert pace.rows_beside(1) < 2 * usual
+    observe(pace, 0.30, 1, units=30)
+    assert pace.rows_beside(1) < usual, "a slow prompt round counts at once"
 
 
 def test_what_any_piece_takes_is_told_from_its_rows():
-    pace = Pace(fair_share=0.5)
-    pace.observe_round(0.002, num_windows=1, units=0)
+    pace = new_pace()
+    pace.observe_round(0.002, num_windows=1)
     for _ in range(12):
-        units = max(pace.units_beside(1), 8)
-        pace.observe_round(0.002 + 0.030 + 0.0001 * units, num_windows=1, units=units)
-    assert pace.units_beside(1) == pytest.approx(300, rel=0.1)
+        units = max(min(pace.units_beside(1), pace.rows_beside(1) or 8), 8)
+        observe(pace, 0.002 + 0.030 + 0.0001 * units, 1, units=units)
+    assert pace.rows_beside(1) == pytest.approx(300, rel=0.1), "as long again as an empty one"
+    assert pace.piece_s(1000, 8) == pytest.approx(0.130, rel=0.1)
     assert pace.wants_decoding(1)
     rounds = 0
     while pace.wants_decoding(1):
-        pace.observe_round(0.002, num_windows=1, units=0)
+        pace.observe_round(0.002, num_windows=1)
         rounds += 1
     assert rounds * 0.002 >= 0.055, "decoding takes as long as the pieces did"

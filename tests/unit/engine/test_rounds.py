@@ -5,6 +5,7 @@ that stay where they are, which is what a CUDA graph does.
 """
 
 from dataclasses import replace
+from time import perf_counter
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from twinspark.config.engine import EngineConfig
 from twinspark.engine import runner as runner_module
 from twinspark.engine.choosing import Chooser
 from twinspark.engine.core import Engine
-from twinspark.engine.plan import PlannedRows, StepPlan
+from twinspark.engine.plan import Layers, PlannedRows, StepPlan
 from twinspark.engine.rounds import FIRST_CONTEXT, Rounds
 from twinspark.engine.sampler import ChoiceRule, Sampler
 from twinspark.messages import Failed, Finished, GenerateRequest, Sampling, TokenDelta
@@ -73,9 +74,11 @@ def walking(model, monkeypatch):
     return model
 
 
-def make_engine(model, recorder, **settings):
-    config = EngineConfig(max_context_tokens=112, page_tokens=16, prefill_chunk=24, **settings)
-    engine = Engine(model, TOKENIZER, config)
+def make_engine(model, recorder, *, clock=perf_counter, prefill_chunk=24, **settings):
+    config = EngineConfig(
+        max_context_tokens=112, page_tokens=16, prefill_chunk=prefill_chunk, **settings
+    )
+    engine = Engine(model, TOKENIZER, config, clock=clock)
     runner = engine._runner
     assert runner._rounds is None  # on a CPU nothing is recorded
     if recorder is not None:
@@ -165,7 +168,7 @@ def odd(number, changes):
 def test_rows_that_the_host_must_see_sit_beside_rows_chosen_on_the_device(walking, what):
     requests = [odd(0, {"temperature": 0.9}), odd(1, {"temperature": 0.9, **ODD[what]})]
     wanted = replies(make_engine(walking, None, slots=2, lookup=False), *requests)
-    engine = make_engine(walking, Recorder(), slots=2, lookup=False)
+    engine = make_engine(walking, Recorder(), slots=2, lookup=False, prefill_chunk=64)
     asked = []
     runner = engine._runner
     run = runner._rounds.run
@@ -226,6 +229,32 @@ def test_rows_beside_a_prompt_are_chosen_in_the_same_place(model):
                     found[event.request_id].append(event.stats.token_sha)
     assert found == wanted
     assert eager and all(eager)
+
+
+@pytest.mark.parametrize("changes", [{}, {"logprobs": 1}], ids=str)
+def test_recorded_rounds_run_between_the_layers_of_a_prompt(walking, changes):
+    """New ones are recorded while it stands there, and passes run ahead of it; no reply changes."""
+    requests = [request(n, temperature=0.8, **changes) for n in range(2)]
+    longer = replace(requests[0].sampling, max_tokens=60)
+    requests[0] = replace(requests[0], sampling=longer)
+    wanted = replies(make_engine(walking, None, slots=3, lookup=False), *requests)
+    recorder, cut = Recorder(), []
+    # where no time passes, no layer fits into a round's share: one runs in each
+    engine = make_engine(walking, recorder, clock=lambda: 0.0, slots=3, lookup=False)
+    found = {asked.request_id: [] for asked in requests}
+    for number, asked in enumerate(requests):
+        engine.submit(asked)
+        for _ in range(4 if number < 1 else 200):
+            before = sum(recorded.replays for recorded in recorder.made)
+            for event in engine.step() if engine.has_work else ():
+                if isinstance(event, TokenDelta):
+                    found[event.request_id] += event.token_ids
+                elif isinstance(event, Finished):
+                    found[event.request_id].append(event.stats.token_sha)
+            if engine._scheduler._begun is not None:
+                cut.append(sum(recorded.replays for recorded in recorder.made) - before)
+    assert found == wanted
+    assert len(cut) > 10 and all(cut)
 
 
 def test_a_row_without_a_number_fails_its_own_reply_only(model, monkeypatch):
@@ -304,6 +333,9 @@ def test_what_is_no_round_is_left_to_the_eager_forward(model):
     assert not rounds.fits(plan(*(window(n, 9, [3] * 30) for n in range(3))))
     assert not rounds.fits(plan(row, pieces=(window(1, 9, [3, 3], prompt_end=11),)))
     assert not rounds.fits(plan(pieces=(window(1, 9, [3, 3], prompt_end=11),)))
+    layers = {"pieces": (window(1, 9, [3, 3], prompt_end=11),), "layers": Layers(0, 2)}
+    assert rounds.fits(plan(row)._replace(**layers)), "layers of pieces run behind it"
+    assert not rounds.fits(plan()._replace(**layers))
     assert not rounds.fits(plan(window(0, 9, [3], is_pruned=True)))
     assert not rounds.fits(plan(window(0, 9, [3], has_bf16_mixing=True)))
     assert not rounds.fits(plan(window(0, 9, [IMAGE])))

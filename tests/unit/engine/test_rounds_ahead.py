@@ -56,7 +56,7 @@ def test_one_pass_serves_all_slots_and_a_new_one_is_drafted_for_apart():
 
 @pytest.mark.parametrize("changes", [{"frequency_penalty": 0.4}, {"logprobs": 1}])
 def test_a_request_that_the_host_chooses_for_is_not_drafted_ahead(changes):
-    engine, recorder = recorded(slots=2)
+    engine, recorder = recorded(slots=2, prefill_chunk=64)  # their prompts are one piece
     requests = [ask("a"), ask("b", first=60, **changes)]
     replies = run_all(engine, requests)
     assert replies.summary("a") == alone(requests[0])
@@ -118,7 +118,7 @@ def test_ranks_that_follow_are_told_of_passes_before_they_run():
 
 
 def test_tokens_are_delivered_before_drafts_are_waited_for():
-    engine, recorder = recorded(slots=2)
+    engine, recorder = recorded(slots=2, prefill_chunk=64)
     rounds, order = engine._runner._rounds, []
     wait = rounds._drafted.wait
     rounds._drafted.wait = lambda: (order.append("wait"), wait())

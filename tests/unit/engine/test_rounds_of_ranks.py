@@ -201,7 +201,8 @@ def test_what_was_computed_after_a_rank_was_lost_is_told_to_nobody(parts, reques
 
         pair.engine._runner._rounds.run = lost
         with pytest.raises(RankFailed, match="rank 1 is gone"):
-            pair.engine.step()
+            while pair.engine.has_work:  # not every plan has a round
+                pair.engine.step()
     finally:
         pair.close()
 

@@ -8,7 +8,9 @@ from twinspark.distributed.frames import HEADER_BYTES, Frame, FrameKind, parse_f
 from twinspark.engine.plan import (
     BindPages,
     CopyPage,
+    DropRows,
     DropState,
+    Layers,
     LoadState,
     PlannedRows,
     SaveState,
@@ -27,6 +29,7 @@ OPS = st.one_of(
     st.builds(SaveState, slot=SLOTS, position=PLACES, state_id=PLACES, encoder_only=st.booleans()),
     st.builds(LoadState, slot=SLOTS, position=PLACES, state_id=PLACES),
     st.builds(DropState, state_id=PLACES),
+    st.builds(DropRows, slot=SLOTS),
 )
 ROWS = st.builds(
     PlannedRows,
@@ -40,13 +43,24 @@ ROWS = st.builds(
     is_pruned=st.booleans(),
     has_bf16_mixing=st.booleans(),
 )
-PLANS = st.builds(
-    StepPlan,
-    round=PLACES,
-    windows=st.lists(ROWS, max_size=5).map(tuple),
-    pieces=st.lists(ROWS, max_size=3).map(tuple),
-    ops=st.lists(OPS, max_size=6).map(tuple),
-)
+
+
+@st.composite
+def plans(draw):
+    """Pieces begin in one pass with the windows or from layer 0 on; others go on behind that."""
+    pieces = tuple(draw(st.lists(ROWS, max_size=3)))
+    first = 0 if pieces else draw(st.integers(1, 80))
+    layers = st.builds(Layers, st.just(first), st.integers(first + 1, 99))
+    return StepPlan(
+        round=draw(PLACES),
+        windows=tuple(draw(st.lists(ROWS, max_size=5))),
+        pieces=pieces,
+        ops=tuple(draw(st.lists(OPS, max_size=6))),
+        layers=draw(st.none() | layers),
+    )
+
+
+PLANS = plans()
 DRAFTS = st.lists(st.builds(DraftRequest, slot=SLOTS, position=PLACES, token=TOKENS), max_size=9)
 
 
@@ -77,6 +91,17 @@ def test_the_bytes_are_fixed():
         + "01000000020000000000000001000000" + "02000000000000000900000000000000"
         + "06000000" + "0300000004000000"
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("layers", [(0, 0), (3, 3), (-1, 2), (5, 4), (1, 2), (2, 9)])
+def test_layers_that_pieces_cannot_run_are_refused(layers):
+    """Those that begin do so at layer 0; nothing begins anywhere else."""
+    rows = PlannedRows(slot=1, first=2, ids=(3, 4), history=(), prompt_end=9, mode="cone")
+    plan = StepPlan(round=5, windows=(rows,), pieces=(rows,), layers=Layers(*layers))
+    with pytest.raises(FormatError, match="layers"):
+        decode_step(encode_step(plan))
+    with pytest.raises(FormatError, match="layers"):
+        decode_step(encode_step(plan._replace(pieces=(), layers=Layers(0, 4))))
 
 
 @settings(max_examples=300)

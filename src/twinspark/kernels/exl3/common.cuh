@@ -81,26 +81,6 @@ __device__ __forceinline__ void bulk_copy(u32 to, const void* from, u32 bytes, u
 }
 // ---- weights
 
-// A mul1 weight is an affine function of the sum of its product's four bytes. Where tensor cores have time for it,
-// which they have not beside products of many rows, they add them: a lane's four products are its fragment of the
-// first operand, and `picks` lead its own sums back to it. They come doubled, and as fp16 bits that is sum * 2^-23:
-// the scale after it is the codebook's * 2^23. The same weights either way.
-#ifndef SUMS_BY_TENSOR_CORES
-#define SUMS_BY_TENSOR_CORES 0
-#endif
-__device__ __forceinline__ void add_bytes(u32 twice[4], const u32 product[4], const u32 picks[2]) {
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.u8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-      "{%10,%10,%10,%10};"
-      : "=r"(twice[0]), "=r"(twice[1]), "=r"(twice[2]), "=r"(twice[3])
-      : "r"(product[0]), "r"(product[2]), "r"(product[1]), "r"(product[3]), "r"(picks[0]), "r"(picks[1]),
-        "r"(0));
-}
-__device__ __forceinline__ u32 weights_of_sums(u32 twice0, u32 twice1) {
-  u32 d;
-  const u32 packed = twice1 * 65536u + twice0;
-  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(packed), "r"(0x7AEE7AEEu), "r"(0xC2E8C2E8u));
-  return d;
-}
 template <int CODEBOOK_>
 __device__ __forceinline__ u32 weight_pair(u32 s0, u32 s1) {  // two states to two fp16 weights
   u32 d;
@@ -130,7 +110,7 @@ template <int BITS_> struct Width {
 template <int BITS_> struct WordsOf { u32 hi[Width<BITS_>::GROUPS], lo[Width<BITS_>::GROUPS]; };
 template <int BITS_> struct PlacesOf {
   int hi[Width<BITS_>::GROUPS], lo[Width<BITS_>::GROUPS];
-  u32 shift[Width<BITS_>::GROUPS], picks[2];
+  u32 shift[Width<BITS_>::GROUPS];
 };
 
 template <int BITS_>
@@ -143,8 +123,6 @@ __device__ __forceinline__ PlacesOf<BITS_> places_of(int lane) {
     p.hi[g] = (p.lo[g] == 0 ? Width<BITS_>::TILE : p.lo[g]) - 1;  // the ring wraps
     p.shift[g] = BITS_ % 4 == 0 ? 0 : (32 - (end & 31)) & 31;
   }
-#pragma unroll
-  for (int i = 0; i < 2; i++) p.picks[i] = (lane >> 2) == 2 * (lane & 3) + i ? 0x02020202u : 0u;
   return p;
 }
 // The same, held in registers: without an exchange the compiler makes them anew for every part.
@@ -157,8 +135,6 @@ __device__ __forceinline__ PlacesOf<BITS_> held(PlacesOf<BITS_> p) {
     p.lo[g] = __shfl_sync(0xffffffffu, p.lo[g], lane);
     if (BITS_ % 4) p.shift[g] = __shfl_sync(0xffffffffu, p.shift[g], lane);
   }
-#pragma unroll
-  for (int i = 0; i < 2; i++) p.picks[i] = __shfl_sync(0xffffffffu, p.picks[i], lane);
   return p;
 }
 template <int BITS_>
@@ -197,24 +173,13 @@ __device__ __forceinline__ void states_of(const WordsOf<BITS_>& words, const Pla
   }
 }
 // The A operand of one m16n8k16: 16 outputs by 16 inputs (the format's stream order is that of lanes).
-// Whole warps run it.
 template <int CODEBOOK_, int BITS_>
 __device__ __forceinline__ void decode_tile(const WordsOf<BITS_>& words, const PlacesOf<BITS_>& p, u32 w[4]) {
   constexpr int TO[4] = {0, 2, 1, 3};
   u32 s[8];
   states_of(words, p, s);
-  if (CODEBOOK_ == 0 && SUMS_BY_TENSOR_CORES) {
-    u32 twice[8];
 #pragma unroll
-    for (int i = 0; i < 8; i++) s[i] *= 0x83DCD12Du;
-    add_bytes(twice, s, p.picks);
-    add_bytes(twice + 4, s + 4, p.picks);
-#pragma unroll
-    for (int i = 0; i < 4; i++) w[TO[i]] = weights_of_sums(twice[2 * i], twice[2 * i + 1]);
-  } else {
-#pragma unroll
-    for (int i = 0; i < 4; i++) w[TO[i]] = weight_pair<CODEBOOK_>(s[2 * i], s[2 * i + 1]);
-  }
+  for (int i = 0; i < 4; i++) w[TO[i]] = weight_pair<CODEBOOK_>(s[2 * i], s[2 * i + 1]);
 }
 #ifdef BITS
 #define TILE_WORDS (8 * BITS)

@@ -5,7 +5,6 @@
 // matrix. Addresses come as arguments, so that weights are asked for without a read before.
 //
 // Macros, besides those of common.cuh and rows.cuh: RESIDENT blocks an SM at least.
-#define SUMS_BY_TENSOR_CORES 1
 #include "common.cuh"
 #include "../cuda/rehearse.cuh"
 #include "rows.cuh"

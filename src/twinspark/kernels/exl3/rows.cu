@@ -3,7 +3,6 @@
 // MANY 1: matrices of one shape, widths and codebook, each with rows of its own, by blockIdx.z; `table`
 // holds the addresses of trellis, suh and svh of each, and x, work and y are steps of bytes apart.
 // Macros, besides those of common.cuh and rows.cuh: MANY (0 if not given), RESIDENT blocks an SM at least.
-#define SUMS_BY_TENSOR_CORES 1
 #include "common.cuh"
 #include "../cuda/rehearse.cuh"
 #include "rows.cuh"

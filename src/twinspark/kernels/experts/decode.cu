@@ -9,7 +9,6 @@
 // The first three can leave the shared expert out, or all others: it needs no router.
 //
 // Macros: WARPS 4 or 8 of a block, RESIDENT blocks an SM at least, CODEBOOK_MASK codebooks in use.
-#define SUMS_BY_TENSOR_CORES 1
 #include "../exl3/common.cuh"
 #include "tables.cuh"
 
