@@ -10,7 +10,6 @@
 // rows come rotated and RAW), DEPTH chunks of a block, SLICES blocks along the chunks, FUSED 1 when blocks rotate their
 // rows themselves, RAW 1 when sums are left as they are, REHEARSED 1 when blocks run their code once before they wait
 // and let the next kernel's start only then.
-#define SUMS_BY_TENSOR_CORES 1
 #include "common.cuh"
 #include "../cuda/rehearse.cuh"
 
