@@ -28,8 +28,8 @@ ROOT = Path(__file__).resolve().parent.parent
 KERNEL_GROUPS = ("products", "experts", "attention", "index", "head", "residual", "plain")
 KERNEL_TESTS = (
     "attention_cuda", "cache_rows", "engram_cuda", "exchange", "exl3_cuda", "exl3_joined",
-    "exl3_many", "experts_cuda", "head_cuda", "index_cuda", "latents", "pinned", "places",
-    "plain_cuda", "residual_cuda",
+    "exl3_many", "exl3_whole", "experts_cuda", "head_cuda", "index_cuda", "latents", "pinned",
+    "places", "plain_cuda", "residual_cuda",
 )  # fmt: skip
 MARK = "gpu and not slow"
 CACHE = Path(tempfile.gettempdir()) / "twinspark-gpu-cache"

@@ -251,6 +251,16 @@ __device__ __forceinline__ uint2 rotate_four(const Four& f, int type, uint2 suh)
   o.y = to_finite_half2(v[2], v[3]);
   return o;
 }
+// x [M, K] to rotated fp16 rows [M, K]; a warp takes 128 values of row 4 blockIdx.y + warp, from 128 blockIdx.x on.
+__device__ __forceinline__ void rotate_rows_of(
+    const void* x, const u16* suh, u16* out, int M, int K, int x_pitch, int x_type) {
+  const int row = blockIdx.y * 4 + (threadIdx.x >> 5), k = 128 * blockIdx.x + 4 * (threadIdx.x & 31);
+  const uint2 s = *(const uint2*)(suh + k);
+  wait_for_producer();
+  if (row >= M) return;
+  const Four f = load_four(x, (u64)row * x_pitch + k, x_type);
+  *(uint2*)(out + (u64)row * K + k) = rotate_four(f, x_type, s);
+}
 // Four values times their scales.
 __device__ __forceinline__ void scale_four(float v[4], uint2 s) {
   v[0] *= half_to_float(s.x & 0xffff); v[1] *= half_to_float(s.x >> 16);
@@ -261,21 +271,28 @@ __device__ __forceinline__ void finish_values(float v[4], const u16* svh) {
   hadamard(v);
   scale_four(v, *(const uint2*)svh);
 }
+__device__ __forceinline__ void add_bias(float v[4], const u16* bias) {
+  const uint2 b = *(const uint2*)bias;
+  v[0] += half_to_float(b.x & 0xffff); v[1] += half_to_float(b.x >> 16);
+  v[2] += half_to_float(b.y & 0xffff); v[3] += half_to_float(b.y >> 16);
+}
 struct Output { const u16 *svh, *bias; void* y; int type; };
 __device__ __forceinline__ void store_four(const float v[4], const Output& out, u64 at) {
   if (out.type == TYPE_FP32) *(float4*)((float*)out.y + at) = make_float4(v[0], v[1], v[2], v[3]);
   else if (out.type == TYPE_BF16) *(uint2*)((u16*)out.y + at) = make_uint2(to_bf162(v[0], v[1]), to_bf162(v[2], v[3]));
   else *(uint2*)((u16*)out.y + at) = make_uint2(to_half2(v[0], v[1]), to_half2(v[2], v[3]));
 }
-// Rotates a row's 128 outputs, scales, adds the bias and stores; `column` is the lane's first.
+// Rotates a row's 128 outputs, scales, adds the bias and, unless told otherwise, stores; `column` is the lane's first,
+// `scale` that of it and the next three.
+__device__ __forceinline__ void finish_scaled(
+    float v[4], uint2 scale, const Output& out, u64 row_start, int column, bool stores = true) {
+  hadamard(v);
+  scale_four(v, scale);
+  if (out.bias) add_bias(v, out.bias + column);
+  if (stores) store_four(v, out, row_start + column);
+}
 __device__ __forceinline__ void finish_row(float v[4], const Output& out, u64 row_start, int column) {
-  finish_values(v, out.svh + column);
-  if (out.bias) {
-    const uint2 b = *(const uint2*)(out.bias + column);
-    v[0] += half_to_float(b.x & 0xffff); v[1] += half_to_float(b.x >> 16);
-    v[2] += half_to_float(b.y & 0xffff); v[3] += half_to_float(b.y >> 16);
-  }
-  store_four(v, out, row_start + column);
+  finish_scaled(v, *(const uint2*)(out.svh + column), out, row_start, column);
 }
 // Chunk sums of a row's four columns, added ascending; AHEAD loads are under way at a time. Of none nothing is read.
 template <int AHEAD = 16>
@@ -284,8 +301,8 @@ __device__ __forceinline__ void sum_chunks(const float* p, u64 step, int chunks,
   for (int c = 0; c == 0 || c < chunks; c += AHEAD) {
     float4 t[AHEAD];
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++)
-      if (c + i < chunks) t[i] = __ldcg((const float4*)(p + (c + i) * step));
+    for (int i = 0; i < AHEAD; i++, p += step)
+      if (c + i < chunks) t[i] = __ldcg((const float4*)p);
 #pragma unroll
     for (int i = 0; i < AHEAD; i++)
       if (c + i < chunks) {

@@ -2,10 +2,11 @@
 
 Same mathematics and summation order as `linear.py`; a row's bits depend on the row, the matrix and
 the device only. Owns the launches; which kernel is in cuda_plan.py, the arithmetic in common.cuh,
-rows.cu, tiles.cu, and slab.cu over what unpack.cu decodes. Letters: T rows, K inputs, N outputs.
-Read next: `kernels/cuda/launch.py`.
+rows.cu, whole.cu, tiles.cu, and slab.cu over what unpack.cu decodes. Letters: T rows, K inputs, N
+outputs. Read next: `kernels/cuda/launch.py`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -29,22 +30,28 @@ from twinspark.kernels.exl3.cuda_plan import (
     RowsPlan,
     SlabPlan,
     TilesPlan,
+    WholePlan,
     plan_rows,
     plan_slab,
     plan_tiles,
+    plan_whole,
     prefer_tiles,
     rows_defines,
     slab_variants,
     tiles_defines,
     unpack_defines,
+    whole_defines,
 )
 from twinspark.kernels.exl3.linear import CHUNK_INPUTS, Exl3Matrix
 
 ROWS_SOURCE = Path(__file__).with_name("rows.cu")
+WHOLE_SOURCE = Path(__file__).with_name("whole.cu")
 TILES_SOURCE = Path(__file__).with_name("tiles.cu")
 SLAB_SOURCE = Path(__file__).with_name("slab.cu")
 UNPACK_SOURCE = Path(__file__).with_name("unpack.cu")
 TYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+MOST_PARTS = 4
+"""Matrices of one launch of whole.cu, or of joined.cu."""
 
 
 @dataclass(frozen=True)
@@ -223,6 +230,14 @@ def rows_plan(index: int, rows: int, inputs: int, outputs: int, bits: int) -> Ro
     return plan_rows(rows, inputs, outputs, bits, device_of(index))
 
 
+@cache
+def whole_plan_of(
+    index: int, rows: int, inputs: int, outputs: int, bits: int, raw: bool = False
+) -> WholePlan | None:
+    """`plan_whole` for a CUDA device."""
+    return plan_whole(rows, inputs, outputs, bits, device_of(index), raw=raw)
+
+
 @lru_cache(1024)  # prompts come in pieces of any number of rows
 def slab_plan(index: int, rows: int, inputs: int, outputs: int) -> SlabPlan | None:
     """`plan_slab` for a CUDA device."""
@@ -251,6 +266,10 @@ def _launch_rows(x_MK: Tensor, prepared: CudaExl3, y_MN: Tensor) -> None:
     num, inputs = x_MK.shape
     outputs, index = prepared.out_features, x_MK.device.index
     chunks, x_type, pitch = -(-inputs // CHUNK_INPUTS), TYPES[x_MK.dtype], x_MK.stride(0)
+    whole = whole_plan_of(index, num, inputs, outputs, prepared.bits)
+    if whole is not None:
+        launch_whole(x_MK, (prepared,), whole, y_MN)
+        return
     plan = rows_plan(index, num, inputs, outputs, prepared.bits)
     defines = rows_defines(prepared.bits, prepared.codebook, plan)
     module = module_of(ROWS_SOURCE, index, tuple(defines.items()), prepared.cache_dir)
@@ -271,6 +290,43 @@ def _launch_rows(x_MK: Tensor, prepared: CudaExl3, y_MN: Tensor) -> None:
     scales = (prepared.svh_N, prepared.bias_N)
     shape = (num, outputs, chunks, TYPES[y_MN.dtype])
     module.launch("exl3_finish", (outputs // 128, quads, 1), 128, (sums, *scales, y_MN, *shape))
+
+
+def launch_whole(x_MK: Tensor, matrices: Sequence[CudaExl3], plan: WholePlan, y: Tensor) -> None:
+    """Multiply in one launch, or two where rows come rotated.
+
+    Args:
+        x_MK: rows.
+        matrices: one; or up to four alike in inputs, bits and codebook, whose sums are left.
+        plan: for the outputs of all.
+        y: where the result [M, N] goes; or fp32 sums [M, N] of each matrix, one after another.
+    """
+    first, num, index = matrices[0], len(x_MK), x_MK.device.index
+    inputs, x_type, pitch = first.in_features, TYPES[x_MK.dtype], x_MK.stride(0)
+    defines = whole_defines(first.bits, first.codebook, plan)
+    module = module_of(WHOLE_SOURCE, index, tuple(defines.items()), first.cache_dir)
+    parts, ends, end = len(matrices), [], 0
+    for matrix in matrices:
+        end += matrix.out_features // 128
+        ends.append(end)
+    none = (None,) * (MOST_PARTS - parts)
+    trellis = (*(matrix.trellis for matrix in matrices), *none)
+    scales = (*(matrix.suh_K for matrix in matrices), *none)
+    rows = x_MK
+    if not plan.fused:
+        rows = torch.empty(parts, num, inputs, dtype=torch.float16, device=x_MK.device)
+        args = (*scales, x_MK, rows, num, inputs, pitch, x_type)
+        module.launch("exl3_whole_rotate", (inputs // 128, -(-num // 4), parts), 128, args)
+    module.launch(
+        "exl3_whole",
+        (128 * end // plan.width * plan.slices, 1, 1),
+        plan.threads,
+        (
+            *trellis, *scales, *ends, *[end] * len(none), first.svh_N, first.bias_N, rows, y,
+            num, inputs, pitch, x_type, TYPES[y.dtype],
+        ),
+        shared=plan.shared,
+    )  # fmt: skip
 
 
 def _launch_tiles(x_MK: Tensor, prepared: CudaExl3, y_MN: Tensor, plan: TilesPlan) -> None:

@@ -5,7 +5,7 @@ of slabs on 2026-11-30. Read next: cuda.py, rows.cu, tiles.cu, slab.cu.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from twinspark.kernels.exl3.codebook import Codebook
 from twinspark.kernels.exl3.linear import CHUNK_INPUTS
@@ -18,6 +18,11 @@ _STATIC_BYTES = 2048  # at most, of a block's own and the system's share
 _RESIDENT = {4: 6, 8: 3}
 # Above this many (rows x blocks an SM), rotating the rows once costs less than once a block.
 _FUSED_WORK = 24
+_TIGHT_ROWS = range(4, 25)
+"""Rows of which blocks ask for just so much shared memory that no further one fits: blocks of the
+next kernel start beside them (24 rows: 109.6 to 108.6 us a layer's attention, H200, 2026-11-30)."""
+_WHOLE_PROCESSORS = 132  # fewer were not measured
+_MOST_CLUSTER = 8  # what every device has
 _SUM_PITCH_BYTES = 4 * 132  # of a row of sums in tiles.cu
 _PART_INPUTS = 128  # of a stage of the ring in tiles.cu
 _MOST_STAGES = 4
@@ -79,7 +84,12 @@ def plan_rows(rows: int, inputs: int, outputs: int, bits: int, device: Device) -
     fits = rows_bytes + 8 * column_bytes + _STATIC_BYTES <= device.shared
     warps, load = (8, wide) if fits and (wide > 3 or narrow == 2 * wide) else (4, narrow)
     needed = rows_bytes + warps * column_bytes
-    spread = device.shared // load - _STATIC_BYTES if load <= _RESIDENT[warps] else 0
+    if load > _RESIDENT[warps]:
+        spread = 0
+    elif rows in _TIGHT_ROWS:
+        spread = device.shared // (load + 1) + 1
+    else:
+        spread = device.shared // load - _STATIC_BYTES
     return RowsPlan(
         row_tiles=row_tiles,
         warps=warps,
@@ -97,6 +107,121 @@ def rows_defines(bits: int, codebook: Codebook, plan: RowsPlan) -> dict[str, int
         "WARPS": plan.warps,
         "FUSED": int(plan.fused),
         "RESIDENT": _RESIDENT[plan.warps] if plan.row_tiles <= 3 else 1,
+    }
+
+
+@dataclass(frozen=True)
+class WholePlan:
+    """How products in one launch (whole.cu) are spread over a device; changes no bit.
+
+    Attributes:
+        row_tiles: tiles of 8 rows.
+        across: warps of a block side by side, 16 output columns each; 8 unless `raw`.
+        depth: chunks of a block.
+        slices: blocks along the chunks, which are a cluster.
+        fused: rows are rotated by the blocks that use them.
+        raw: sums are left as they are.
+        rehearsed: code runs once before the kernel ahead has ended, and blocks of the next kernel
+            start only when it has.
+        shared: dynamic shared memory of a block.
+    """
+
+    row_tiles: int
+    across: int
+    depth: int
+    slices: int
+    fused: bool
+    raw: bool
+    rehearsed: bool
+    shared: int
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return 32 * self.across * self.depth
+
+    @property
+    def width(self) -> int:
+        """Columns of a block."""
+        return 16 * self.across
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Of whole.cu, for up to `rows` rows; the others as in `WholePlan`."""
+
+    rows: int
+    across: int
+    depth: int
+    rehearsed: bool = False
+
+
+# By inputs, outputs of all, and whether sums are left as they are: what is faster than rows.cu in
+# attention's half of a layer, 1, 6 and 24 rows, 5 bits, H200, 2026-11-30 (90.9 to 86.0, 97.5 to
+# 92.4 and 114.5 to 110.0 us, of which finishes that are rehearsed are a part). More than 8 rows are
+# rotated once for all blocks of rows.cu, too.
+_WHOLE = {
+    (5120, 1792, True): (_Blocks(3, 8, 2, rehearsed=True), _Blocks(8, 2, 5)),
+    (1280, 16384, False): (_Blocks(3, 8, 3, rehearsed=True), _Blocks(24, 8, 3)),
+    (4096, 5120, False): (_Blocks(8, 8, 1),),
+}
+
+
+def plan_whole(
+    rows: int, inputs: int, outputs: int, bits: int, device: Device, *, raw: bool = False
+) -> WholePlan | None:
+    """Blocks of whole.cu for a product, or None where rows.cu is to make it."""
+    if device.processors < _WHOLE_PROCESSORS:
+        return None
+    blocks = next((b for b in _WHOLE.get((inputs, outputs, raw), ()) if rows <= b.rows), None)
+    if blocks is None:
+        return None
+    shape = (rows, inputs, outputs, bits, device)
+    return whole_plan(*shape, blocks.across, blocks.depth, raw=raw, rehearsed=blocks.rehearsed)
+
+
+def whole_plan(
+    rows: int,
+    inputs: int,
+    outputs: int,
+    bits: int,
+    device: Device,
+    across: int,
+    depth: int,
+    *,
+    raw: bool = False,
+    rehearsed: bool = False,
+) -> WholePlan | None:
+    """The plan with such blocks, or None where they do not fit the device.
+
+    Shared memory is asked for so that no multiprocessor takes more than its share of blocks, as in
+    `plan_rows`, but no more than that needs: the next kernel's blocks start beside these.
+    """
+    row_tiles = -(-rows // 8)
+    slices = -(-math.ceil(inputs / CHUNK_INPUTS) // depth)
+    fused = row_tiles == 1 and across == 8
+    plan = WholePlan(row_tiles, across, depth, slices, fused, raw, rehearsed, 0)
+    sums = 4 * -(-8 * row_tiles // slices) * slices * depth * plan.width
+    needed = depth * (rows * _ROW_PITCH_BYTES + across * 2 * CHUNK_INPUTS * bits)
+    needed = max(needed, sums) if slices == 1 else needed + sums  # alone: over what was used
+    load = -(-(outputs // plan.width * slices) // device.processors)
+    if slices > _MOST_CLUSTER or needed + _STATIC_BYTES > device.shared:
+        return None
+    return replace(plan, shared=max(needed, device.shared // (load + 1) + 1))
+
+
+def whole_defines(bits: int, codebook: Codebook, plan: WholePlan) -> dict[str, int]:
+    """Macros of whole.cu for one kind of matrix and plan."""
+    return {
+        "BITS": bits,
+        "CODEBOOK": CODEBOOKS[codebook],
+        "ROW_TILES": plan.row_tiles,
+        "ACROSS": plan.across,
+        "DEPTH": plan.depth,
+        "SLICES": plan.slices,
+        "FUSED": int(plan.fused),
+        "RAW": int(plan.raw),
+        "REHEARSED": int(plan.rehearsed),
     }
 
 

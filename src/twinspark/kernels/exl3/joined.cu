@@ -6,6 +6,7 @@
 //
 // Macros, besides those of common.cuh and rows.cuh: RESIDENT blocks an SM at least.
 #include "common.cuh"
+#include "../cuda/rehearse.cuh"
 #include "rows.cuh"
 
 #define EACH(type, name) type name##0, type name##1, type name##2, type name##3
@@ -46,10 +47,15 @@ extern "C" __global__ void __launch_bounds__(128) exl3_joined_finish(
   const u32 first = part == 0 ? 0 : part == 1 ? end0 : part == 2 ? end1 : end2;
   const int columns = 128 * (PICK(part, end) - first), column = 128 * (place - first) + 4 * (threadIdx.x & 31);
   const int row = blockIdx.y * 4 + (threadIdx.x >> 5);
-  wait_for_producer();
-  if (row >= M) return;
+  const uint2 scale = *(const uint2*)(PICK(part, svh) + column);  // from far: before the wait
+  const Output out = {nullptr, nullptr, PICK(part, y), (types >> (2 * part)) & 3};
   work += (u64)chunks * M * 128 * first;
-  float v[4];
-  sum_chunks(work + (u64)row * columns + column, (u64)M * columns, chunks, v);
-  finish_row(v, {PICK(part, svh), nullptr, PICK(part, y), (types >> (2 * part)) & 3}, (u64)row * columns, column);
+#pragma unroll 1
+  for (int dry = rehearse(M); dry >= 0; dry--) {
+    if (!dry) wait_for_producer();
+    if (row >= M) continue;
+    float v[4];
+    sum_chunks(work + (u64)row * columns + column, (u64)M * columns, dry ? 0 : chunks, v);
+    finish_scaled(v, scale, out, (u64)row * columns, column, !dry);
+  }
 }

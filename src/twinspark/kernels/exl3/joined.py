@@ -15,19 +15,29 @@ from torch import Tensor
 
 from twinspark.kernels.cuda.launch import CudaModule, on_device
 from twinspark.kernels.exl3.codebook import Codebook
-from twinspark.kernels.exl3.cuda import TYPES, CudaExl3, exl3_rows, module_of, rows_plan
+from twinspark.kernels.exl3.cuda import (
+    MOST_PARTS,
+    TYPES,
+    WHOLE_SOURCE,
+    CudaExl3,
+    exl3_rows,
+    launch_whole,
+    module_of,
+    rows_plan,
+    whole_plan_of,
+)
 from twinspark.kernels.exl3.cuda_plan import (
     MOST_ROWS,
     Device,
     RowsPlan,
     plan_rows,
+    plan_whole,
     rows_defines,
+    whole_defines,
 )
 from twinspark.kernels.exl3.linear import CHUNK_INPUTS
 
 SOURCE = Path(__file__).with_name("joined.cu")
-MOST_PARTS = 4
-"""Matrices of one launch."""
 
 _Item = TypeVar("_Item")
 _Other = TypeVar("_Other")
@@ -108,7 +118,7 @@ def exl3_joined(
             for matrix, dtype in zip(joined.matrices, out_dtypes, strict=True)
         ]
     with on_device(x_TK.device):
-        sums = joined_sums(x_TK, joined)
+        sums = _chunk_sums(x_TK, joined)
         found = [
             torch.empty(rows, matrix.out_features, dtype=dtype, device=x_TK.device)
             for matrix, dtype in zip(joined.matrices, out_dtypes, strict=True)
@@ -146,12 +156,23 @@ def check_rows(x_TK: Tensor, joined: CudaExl3Joined) -> None:
         raise ValueError("rows must be contiguous and start at multiples of 16 bytes")
 
 
-def joined_sums(x_TK: Tensor, joined: CudaExl3Joined) -> Tensor:
-    """Chunk sums of up to 64 rows, [chunks][T][N] fp32 of each matrix, one after another; flat.
+def joined_sums(x_TK: Tensor, joined: CudaExl3Joined) -> tuple[Tensor, int]:
+    """Sums of up to 64 rows, [chunks][T][N] fp32 of each matrix, one after another, flat; chunks.
 
     What adds them up and finishes them must be launched next on the same stream. Rows are what
     `check_rows` has nothing against; the current device must be theirs.
     """
+    (rows, inputs), outputs = x_TK.shape, joined.out_features
+    bits, index = joined.matrices[0].bits, x_TK.device.index
+    whole = whole_plan_of(index, rows, inputs, outputs, bits, raw=True)
+    if whole is None:
+        return _chunk_sums(x_TK, joined), -(-inputs // CHUNK_INPUTS)
+    sums = torch.empty(rows * outputs, dtype=torch.float32, device=x_TK.device)
+    launch_whole(x_TK, joined.matrices, whole, sums)
+    return sums, 1
+
+
+def _chunk_sums(x_TK: Tensor, joined: CudaExl3Joined) -> Tensor:
     rows, inputs = x_TK.shape
     module, plan = _module(x_TK, joined)
     parts, chunks = len(joined.matrices), -(-inputs // CHUNK_INPUTS)
@@ -181,10 +202,14 @@ def cuda_variants(
     """What joined products with `outputs` outputs in all may compile: (source, macros)."""
     seen = []
     for rows in range(1, MOST_ROWS + 1):
-        defines = rows_defines(bits, codebook, plan_rows(rows, inputs, outputs, bits, device))
-        if defines not in seen:
-            seen.append(defines)
-            yield SOURCE, defines
+        plan = plan_rows(rows, inputs, outputs, bits, device)
+        found = [(SOURCE, rows_defines(bits, codebook, plan))]
+        whole = plan_whole(rows, inputs, outputs, bits, device, raw=True)
+        if whole is not None:
+            found.append((WHOLE_SOURCE, whole_defines(bits, codebook, whole)))
+        new = [variant for variant in found if variant not in seen]
+        seen += new
+        yield from new
 
 
 def _module(x_TK: Tensor, joined: CudaExl3Joined) -> tuple[CudaModule, RowsPlan]:

@@ -20,6 +20,7 @@ from twinspark.kernels.exl3.cuda import (
     TILES_SOURCE,
     TYPES,
     UNPACK_SOURCE,
+    WHOLE_SOURCE,
     CudaExl3,
     device_of,
     exl3_rows,
@@ -31,10 +32,12 @@ from twinspark.kernels.exl3.cuda_plan import (
     plan_rows,
     plan_slab,
     plan_tiles,
+    plan_whole,
     rows_defines,
     slab_variants,
     tiles_defines,
     unpack_defines,
+    whole_defines,
 )
 from twinspark.kernels.exl3.linear import CHUNK_INPUTS
 
@@ -118,13 +121,17 @@ def cuda_variants(
     """
     seen = []
     for rows in range(1, MOST_ROWS + 1):
-        plan = plan_rows(rows, inputs, count * outputs, bits, device)
-        defines = rows_defines(bits, codebook, plan)
-        if count > 1:
-            defines["MANY"] = 1
-        if defines not in seen:
-            seen.append(defines)
-            yield ROWS_SOURCE, defines
+        shape = (rows, inputs, count * outputs, bits, device)
+        whole = plan_whole(*shape) if count == 1 else None
+        if whole is not None:
+            found = WHOLE_SOURCE, whole_defines(bits, codebook, whole)
+        else:
+            found = ROWS_SOURCE, rows_defines(bits, codebook, plan_rows(*shape))
+            if count > 1:
+                found[1]["MANY"] = 1
+        if found not in seen:
+            seen.append(found)
+            yield found
     if count == 1:
         yield TILES_SOURCE, tiles_defines(bits, codebook, plan_tiles(bits, device))
         slab = plan_slab(_MANY_PROMPT_ROWS, inputs, outputs, device)

@@ -4,6 +4,7 @@
 // holds the addresses of trellis, suh and svh of each, and x, work and y are steps of bytes apart.
 // Macros, besides those of common.cuh and rows.cuh: MANY (0 if not given), RESIDENT blocks an SM at least.
 #include "common.cuh"
+#include "../cuda/rehearse.cuh"
 #include "rows.cuh"
 
 #ifndef MANY
@@ -42,12 +43,13 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT) exl3_unit(
   multiply_unit(trellis, suh, x, work, M, K, N, x_pitch, x_type, blockIdx.x);
 }
 
-// Sums and finishes what exl3_unit left. grid (N / 128, M / 4 rounded up).
+// Sums and finishes what exl3_unit left. Scales are read before the wait: they come from far, and plain pointers keep
+// them there. grid (N / 128, M / 4 rounded up).
 extern "C" __global__ void __launch_bounds__(128) exl3_finish(
-    const float* __restrict__ work, const u16* __restrict__ svh, const u16* __restrict__ bias,
-    void* __restrict__ y, int M, int N, int chunks, int y_type
-    OF_MANY(const u64* __restrict__ table, int y_step, int y_pitch)) {
+    const float* work, const u16* svh, const u16* bias, void* y, int M, int N, int chunks, int y_type
+    OF_MANY(const u64* table, int y_step, int y_pitch)) {
   let_consumer_start();
+  const int row = blockIdx.y * 4 + (threadIdx.x >> 5), column = 128 * blockIdx.x + 4 * (threadIdx.x & 31);
 #if MANY
   svh = (const u16*)table[3 * blockIdx.z + 2];
   work += (u64)blockIdx.z * chunks * M * N;
@@ -55,10 +57,13 @@ extern "C" __global__ void __launch_bounds__(128) exl3_finish(
 #else
   const int y_pitch = N;
 #endif
-  wait_for_producer();
-  const int row = blockIdx.y * 4 + (threadIdx.x >> 5), column = 128 * blockIdx.x + 4 * (threadIdx.x & 31);
-  if (row >= M) return;
-  float v[4];
-  sum_chunks(work + (u64)row * N + column, (u64)M * N, chunks, v);
-  finish_row(v, {svh, bias, y, y_type}, (u64)row * y_pitch, column);
+  const uint2 scale = *(const uint2*)(svh + column);
+#pragma unroll 1
+  for (int dry = rehearse(M); dry >= 0; dry--) {
+    if (!dry) wait_for_producer();
+    if (row >= M) continue;
+    float v[4];
+    sum_chunks(work + (u64)row * N + column, (u64)M * N, dry ? 0 : chunks, v);
+    finish_scaled(v, scale, {svh, bias, y, y_type}, (u64)row * y_pitch, column, !dry);
+  }
 }

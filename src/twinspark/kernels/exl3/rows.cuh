@@ -62,17 +62,6 @@ __device__ __forceinline__ void store_sums(const float acc[ROW_TILES][4], float*
   }
 }
 
-// x [M, K] to rotated fp16 rows [M, K]; a warp takes 128 values of row 4 blockIdx.y + warp, from 128 blockIdx.x on.
-__device__ __forceinline__ void rotate_rows_of(
-    const void* x, const u16* suh, u16* out, int M, int K, int x_pitch, int x_type) {
-  const int row = blockIdx.y * 4 + (threadIdx.x >> 5), k = 128 * blockIdx.x + 4 * (threadIdx.x & 31);
-  const uint2 s = *(const uint2*)(suh + k);
-  wait_for_producer();
-  if (row >= M) return;
-  const Four f = load_four(x, (u64)row * x_pitch + k, x_type);
-  *(uint2*)(out + (u64)row * K + k) = rotate_four(f, x_type, s);
-}
-
 // One block multiplies one (column block `block`, chunk blockIdx.y); all its weights are asked for at once. FUSED: x is
 // [M, K] as it came, `x_pitch` apart; else rotated before. work [chunks][M][N]. Rows of xs past M hold anything: a
 // row of x reaches its own accumulator column only.

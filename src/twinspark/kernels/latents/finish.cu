@@ -19,13 +19,10 @@ namespace cached {
 #define MOST_THREADS 640
 #define SUMS_AHEAD 10  // chunk sums of 5,120 inputs
 
-__device__ __forceinline__ void prefetch(const void* p) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
-}
-
 // Blocks x: 0 query latents [M, rank], 1 window rows [M, HEAD] to `kv` (unless null) and to row targets[m] of the
 // table (unless negative or null), 2 and 3 fp32 results. work: [chunks][M][columns] of each, one after another.
-// grid (parts, M); dynamic shared memory for the wider of the first two rows; at least NORM_THREADS threads.
+// grid (parts, M); dynamic shared memory for the wider of the first two rows in bf16 and q_norm; at least NORM_THREADS
+// threads. Weights come from far: all are read before the wait.
 extern "C" __global__ void __launch_bounds__(MOST_THREADS) latents_finish(
     const float* work, int M, int chunks, int eps_bits,
     const u16* q_svh, const float* q_norm, u16* q, int rank,
@@ -42,8 +39,11 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) latents_finish(
   const bool is_row = part == 1 && warp == 0;  // the warp that norms, rotates and stores a window row
   cached::Row v, w;
   if (is_row) cached::load_weights(kv_norm, kv_norm_type, w);
+  float* norm = (float*)(held + max(rank, HEAD));
   if (part == 0)
-    for (int k = 32 * threadIdx.x; k < rank; k += 32 * blockDim.x) prefetch(q_norm + k);
+    for (int k = 4 * threadIdx.x; k < rank; k += 4 * blockDim.x) *(float4*)(norm + k) = *(const float4*)(q_norm + k);
+  uint2 first_scale = make_uint2(0, 0);
+  if (4 * threadIdx.x < columns) first_scale = *(const uint2*)(svh + 4 * threadIdx.x);
   const u64 before = part == 0 ? 0 : rank + (part > 1 ? HEAD : 0) + (part > 2 ? columns2 : 0);
   const float* from = work + (u64)chunks * M * before + (u64)row * columns;
 #pragma unroll 1
@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) latents_finish(
       if (targets) target = __ldcg(targets + row);
     }
     for (int column = 4 * threadIdx.x; column < columns; column += 4 * blockDim.x) {
-      const uint2 scale = *(const uint2*)(svh + column);
+      const uint2 scale = column < 4 * blockDim.x ? first_scale : *(const uint2*)(svh + column);
       float f[4];
       sum_chunks<SUMS_AHEAD>(from + column, (u64)M * columns, dry ? 0 : chunks, f);
       hadamard(f);
@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) latents_finish(
     }
     if (part > 1) continue;
     __syncthreads();
-    if (part == 0) plain::norm_row(held, 0, q_norm, q, (u64)row * rank, rank, 0, eps, sums, !dry);
+    if (part == 0) plain::norm_row(held, 0, norm, q, (u64)row * rank, rank, 0, eps, sums, !dry);
     else if (is_row && (dry || target >= 0 || kv)) {
 #pragma unroll
       for (int j = 0; j < ROW_PARTS; j++) {

@@ -23,7 +23,6 @@ from twinspark.kernels.exl3.choose import AnyExl3, exl3_product
 from twinspark.kernels.exl3.cuda import CudaExl3
 from twinspark.kernels.exl3.cuda_plan import MOST_ROWS
 from twinspark.kernels.exl3.joined import CudaExl3Joined, check_rows, joined_sums, why_not_joined
-from twinspark.kernels.exl3.linear import CHUNK_INPUTS
 from twinspark.kernels.plain.norm import rms_norm_rows
 
 SOURCE = Path(__file__).with_name("finish.cu")
@@ -190,18 +189,18 @@ def _cuda(
     warps = min(_MOST_WARPS, max(_NORM_WARPS, *(n // 128 for n in (rank, width, *sizes))))
     eps = int(struct.unpack("<i", struct.pack("<f", weights.eps))[0])
     with on_device(device):
-        sums = joined_sums(x_TD, joined)
+        sums, chunks = joined_sums(x_TD, joined)
         _module(device.index, width, angles[0].shape[1], matrices[0].cache_dir).launch(
             "latents_finish",
             (len(matrices), num, 1),
             32 * warps,
             (
-                sums, num, -(-x_TD.shape[1] // CHUNK_INPUTS), eps,
+                sums, num, chunks, eps,
                 matrices[0].svh_N, weights.query_norm_R, queries_TR, rank,
                 matrices[1].svh_N, weights.window_norm_H, norm_type, window_TH, *angles,
                 targets_T, *table, *rest,
             ),
-            shared=2 * max(rank, width),
+            shared=2 * max(rank, width) + 4 * rank,
         )  # fmt: skip
     return Latents(queries_TR, window_TH, others)
 
