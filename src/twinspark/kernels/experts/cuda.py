@@ -367,7 +367,7 @@ class _Prompt:
                 min(self._most, -(-2 * self._window // self._plan.rows)),
                 1,
             ),
-            256,
+            self._plan.threads,
             (
                 *(shard.table, self._items[window], self._num_items[window:], *rows, y),
                 *(inputs, outputs, matrices - 1, window * self._window, self._window),
