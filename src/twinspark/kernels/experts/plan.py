@@ -161,6 +161,24 @@ def window_bounds(rows: int, places: int, experts: int, tile: int) -> tuple[int,
     return -(-most // window), window, items
 
 
+def item_blocks(rows: int, places: int, experts: int, tile: int) -> int:
+    """Blocks a window's items are spread over: about as many as there are at even routing.
+
+    A block that has done its item takes what is left, with nothing of it under way yet: a block
+    each made a full-size layer's call of 256 rows 2 % faster on an H200 than a quarter as many.
+
+    Args:
+        rows: T.
+        places: routed experts a row.
+        experts: routed experts of the layer.
+        tile: rows of an item.
+    """
+    _, window, items = window_bounds(rows, places, experts, tile)
+    an_expert = max(1, rows * places // experts)
+    an_item = an_expert // -(-an_expert // tile)
+    return min(items, -(-window // max(8, an_item)))
+
+
 @dataclass(frozen=True)
 class RouterPlan:
     """Blocks of the router's products.

@@ -20,7 +20,7 @@
 #define WARPS 8
 #define PART_INPUTS (16 * PART)
 #define GROUP_BYTES (8 * PART_INPUTS * 2)  // of 8 rows in a part
-#define MOST_STAGES 4
+#define MOST_STAGES 8
 #define MOST_EXPERTS 1024  // the shared one counted
 #define MOST_PLACES 16     // of a row, the shared expert's counted
 #define BATCH 8            // ids a thread asks for at once
@@ -185,44 +185,39 @@ __device__ __forceinline__ u64 rows_descriptor(u32 address) {
   return (u64)((address >> 4) & 0x3fff) | (u64)(128 >> 4) << 16 | (u64)(GROUP_BYTES >> 4) << 32;
 }
 #endif
-// Two k tiles are a turn. Their weights are decoded while the products of the turn before run, and those of the next
-// part's first turn, from where `next` says, while the last ones do: `w` [2] has a part's first turn when it begins.
-template <int CODEBOOK, int BITS>
-__device__ __forceinline__ void decode_turn(const WordsOf<BITS> words[2], const PlacesOf<BITS>& at, u32 w[2][4]) {
-  decode_tile<CODEBOOK>(words[0], at, w[0]);
-  decode_tile<CODEBOOK>(words[1], at, w[1]);
-}
+// Two k tiles are a turn: their decoding overlaps itself and, with WGMMA, the products of the turn before.
 template <int BITS>
-__device__ __forceinline__ void load_turn(WordsOf<BITS> words[2], const u32* tiles, const PlacesOf<BITS>& at) {
+__device__ __forceinline__ void load_turn(
+    WordsOf<BITS> words[2], const u32* tiles, const PlacesOf<BITS>& at) {
   load_words(words[0], tiles, at);
   load_words(words[1], tiles + WARPS * 8 * BITS, at);
 }
+template <int CODEBOOK, int BITS>
+__device__ __forceinline__ void decode_turn(
+    const WordsOf<BITS> words[2], const PlacesOf<BITS>& at, u32 w[2][4]) {
+  decode_tile<CODEBOOK>(words[0], at, w[0]);
+  decode_tile<CODEBOOK>(words[1], at, w[1]);
+}
 #if WGMMA
-template <int CODEBOOK, int BITS, int TILES, class Next>
+// No products are under way from one part to the next.
+template <int CODEBOOK, int BITS, int TILES>
 __device__ __forceinline__ void multiply_part(
-    float acc[TILES][4], u32 w[2][2][4], const u32* tiles, u32 x_at, const PlacesOf<BITS>& at, const Next& next) {
-  constexpr int PITCH = WARPS * 8 * BITS;
+    float acc[TILES][4], const u32* tiles, u32 x_at, const PlacesOf<BITS>& at) {
+  u32 w[2][2][4];
   WordsOf<BITS> words[2];
-  load_turn(words, tiles + 2 * PITCH, at);
+  load_turn(words, tiles, at);
   // said to be one for all lanes, so that descriptors are made in uniform registers
   const u64 rows = rows_descriptor(__shfl_sync(0xffffffffu, x_at, 0));
 #pragma unroll
   for (int t = 0; t < PART; t += 2) {
+    u32(*turn)[4] = w[t / 2 % 2];
+    if (t >= 4) wgmma_wait<1>();  // the weights of two turns ago have been read
+    decode_turn<CODEBOOK>(words, at, turn);
+    if (t + 2 < PART) load_turn(words, tiles + (t + 2) * WARPS * 8 * BITS, at);
     wgmma_fence();
-    wgmma<TILES>(acc, w[t / 2 % 2][0], rows + t * 16);
-    wgmma<TILES>(acc, w[t / 2 % 2][1], rows + (t + 1) * 16);
+    wgmma<TILES>(acc, turn[0], rows + t * 16);
+    wgmma<TILES>(acc, turn[1], rows + (t + 1) * 16);
     wgmma_commit();
-    if (t + 2 == PART) break;
-    if (t > 0) wgmma_wait<1>();  // the weights of the turn before have been read
-    decode_turn<CODEBOOK>(words, at, w[(t / 2 + 1) % 2]);
-    if (t + 4 < PART) load_turn(words, tiles + (t + 4) * PITCH, at);
-  }
-  // No products are under way from one part to the next: the compiler would let each wait for the one before.
-  const u32* ahead = next();
-  if (ahead) {
-    load_turn(words, ahead, at);
-    wgmma_wait<1>();
-    decode_turn<CODEBOOK>(words, at, w[0]);
   }
   wgmma_wait<0>();
 }
@@ -248,8 +243,8 @@ __device__ __forceinline__ void multiply_part(
 }
 #endif
 
-// A ring of parts in shared memory: rows, then weights. A warp of its own asks for them, a part as soon as all others have
-// left the one in its place.
+// A ring of parts in shared memory: rows, then weights. A warp that multiplies nothing asks for them, a part
+// as soon as all others have left the one in its place.
 struct Ring {  // in shared memory: registers are for the products
   u64 full[MOST_STAGES], empty[MOST_STAGES];
   const char *x, *weights;
@@ -279,50 +274,46 @@ __device__ __forceinline__ void ask_for_item(const Ring& ring, unsigned char* sh
     if (++stage == stages) { stage = 0; parity ^= 1; }
   }
 }
+// Places that an exchange has gone through where registers are few: else the compiler finds those of all
+// widths before the choice of one, which takes other values out of registers, or finds them in every part.
+template <int BITS>
+__device__ __forceinline__ PlacesOf<BITS> found_once(PlacesOf<BITS> at) {
+  if (!WGMMA) return at;
+  const int lane = threadIdx.x & 31;
+#pragma unroll
+  for (int g = 0; g < Width<BITS>::GROUPS; g++) {
+    at.hi[g] = __shfl_sync(0xffffffffu, at.hi[g], lane);
+    at.lo[g] = __shfl_sync(0xffffffffu, at.lo[g], lane);
+    at.shift[g] = __shfl_sync(0xffffffffu, at.shift[g], lane);
+  }
+  return at;
+}
 // All inputs through 128 columns.
 template <int CODEBOOK, int BITS, int TILES>
 __device__ __forceinline__ void multiply_item(const Ring& ring, unsigned char* shared) {
   const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31;
-  const PlacesOf<BITS> at = places_of<BITS>(lane);
+  const PlacesOf<BITS> at = found_once(places_of<BITS>(lane));
   const u32 shared_at = smem_address(shared), full = smem_address(ring.full), empty = smem_address(ring.empty);
-  const int stages = ring.stages, parts = ring.parts, stage_bytes = ring.stage_bytes;
-  const unsigned char* weights = shared + ring.x_bytes + warp * 32 * BITS;
+  const int stages = ring.stages, parts = ring.parts, stage_bytes = ring.stage_bytes, x_bytes = ring.x_bytes;
 #if TOTALS_SHARED
   float4* total = (float4*)(shared + RING_BYTES) + tid;
 #else
   float total[TILES][4] = {};
 #endif
   int stage = 0, parity = 0;
-  // The weights of the part in `stage`, once all of it has come.
-  const auto arrived = [&]() {
-    barrier_wait(full + 8 * stage, parity);
-    return (const u32*)(weights + stage * stage_bytes);
-  };
-#if WGMMA
-  u32 w[2][2][4];
-  WordsOf<BITS> words[2];
-  load_turn(words, arrived(), at);
-  decode_turn<CODEBOOK>(words, at, w[0]);
-#endif
   for (int part = 0; part < parts;) {
     float acc[TILES][4] = {};
     const int last = min(part + CHUNK / PART_INPUTS, parts);
     const bool first_chunk = part == 0;
 #pragma unroll 1
     for (; part < last; part++) {
-      const int from = stage * stage_bytes;
-      const u32 left = empty + 8 * stage;
-#if !WGMMA
-      multiply_part<CODEBOOK, BITS, TILES>(acc, arrived(), shared_at + from, at);
-#endif
-      if (++stage == stages) { stage = 0; parity ^= 1; }
-#if WGMMA
-      multiply_part<CODEBOOK, BITS, TILES>(acc, w, (const u32*)(weights + from), shared_at + from, at, [&]() {
-        return part + 1 < parts ? arrived() : (const u32*)0;
-      });
-#endif
+      barrier_wait(full + 8 * stage, parity);
+      const u32 from = stage * stage_bytes;
+      const u32* tiles = (const u32*)(shared + from + x_bytes) + warp * 8 * BITS;
+      multiply_part<CODEBOOK, BITS, TILES>(acc, tiles, shared_at + from, at);
       __syncwarp();
-      if (lane == 0) barrier_arrive(left);
+      if (lane == 0) barrier_arrive(empty + 8 * stage);
+      if (++stage == stages) { stage = 0; parity ^= 1; }
     }
 #pragma unroll
     for (int r = 0; r < TILES; r++) {
@@ -438,7 +429,7 @@ extern "C" __global__ void __launch_bounds__(32 * (WARPS + ASKING), RESIDENT) ex
     run_items<true>(p, ring, shared);
   } else {
 #if WGMMA
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");  // 2 * 4 * (2 * 104 + 32) warps' registers: 80 each at start
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");  // 2 * 104 + 32 is 3 times the 80 of the start
 #endif
     run_items<false>(p, ring, shared);
   }
