@@ -1,5 +1,7 @@
 """CUDA body of an MoE layer: it compiles for both devices; on a GPU its bits and float64."""
 
+import re
+
 import pytest
 import torch
 from tests.kernels.test_experts import LIMIT, routing, rows_of, shard_matrices
@@ -24,6 +26,7 @@ from twinspark.kernels.experts.cuda import (
 from twinspark.kernels.experts.few import DECODE_SOURCE
 from twinspark.kernels.experts.plan import (
     decode_defines,
+    item_blocks,
     num_units,
     plan_decode,
     plan_prompt,
@@ -49,9 +52,12 @@ def test_decode_compiles(arch: str) -> None:  # all widths are in one kernel
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_prompt_compiles(arch: str) -> None:
     plan = plan_prompt(SHARED[arch], wgmma=arch == "sm_90a")
+    assert plan.threads % 128 == 0 or not plan.wgmma  # registers pass between whole warpgroups
     cubin = compile_cubin(PROMPT_SOURCE, arch=arch, defines=prompt_defines(plan, 1))
     names = (b"experts_group", b"experts_rotate", b"experts_tiles", b"experts_act_tiled")
     assert all(name in cubin for name in (*names, b"experts_add"))
+    stacks = re.findall(rb"\x04\x11\x08\x00.{4}(.{4})", cubin, re.DOTALL)  # bytes, a kernel each
+    assert len(stacks) >= 5 and set(stacks) == {bytes(4)}  # registers hold everything
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -95,6 +101,25 @@ def test_units_and_windows() -> None:
     windows, window, items = window_bounds(4096, 6, 384, 80)
     assert windows * window >= 4096 * 7 + 385 * 7 and window % 8 == 0
     assert items >= window / 80 + 385
+
+
+@pytest.mark.parametrize("rows", [65, 256, 1024, 4096, 8192])
+def test_blocks_of_even_routing_take_one_or_two_items(rows: int) -> None:
+    sizes = rows, 6, 384, 80
+    windows, window, most = window_bounds(*sizes)
+    blocks = item_blocks(*sizes)
+    assert 1 <= blocks <= most
+    generator = torch.Generator().manual_seed(rows)
+    ids = torch.rand(rows, 384, generator=generator).argsort(dim=1)[:, :6]
+    counts = [*torch.bincount(ids.flatten(), minlength=384).tolist(), rows]
+    items, start = [0] * windows, 0
+    for count in counts:  # as experts_group cuts them
+        for w in range(windows):
+            inside = min(start + count, (w + 1) * window) - max(start, w * window)
+            items[w] += -(-max(inside, 0) // 80)
+        start += -(-count // 8) * 8
+    assert sum(items) >= sum(count > 0 for count in counts) and start <= windows * window
+    assert max(items) <= most and max(items) <= 1.25 * blocks
 
 
 def test_refusals_without_a_gpu() -> None:
@@ -200,6 +225,17 @@ def test_block_sizes_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
         few, "plan_decode", lambda inputs, bits, *_: plan_decode(inputs, bits, 24, 10**6, 1)
     )
     assert torch.equal(call(slice(None), given, shards), narrow)
+
+
+@pytest.mark.gpu
+def test_blocks_of_several_items_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = [on_gpu(shard_matrices(640, 384, 12))]
+    x, (ids, weights) = rows_of(1500, 640), routing(1500, 4, 12)
+    given = (x.cuda(), ids.cuda(), weights.cuda(), torch.ones(1500, 4).bool().cuda())
+    usual = call(slice(None), given, shards)
+    for blocks in (1, 3, 1000):
+        monkeypatch.setattr(cuda, "item_blocks", lambda *_, blocks=blocks: blocks)
+        assert torch.equal(call(slice(None), given, shards), usual), blocks
 
 
 @pytest.mark.gpu

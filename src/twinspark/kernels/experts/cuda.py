@@ -29,6 +29,7 @@ from twinspark.kernels.experts.few import Begun, Routed, run_few
 from twinspark.kernels.experts.plan import (
     DECODE_ROWS,
     PromptPlan,
+    item_blocks,
     plan_prompt,
     plan_router,
     prompt_defines,
@@ -211,9 +212,9 @@ class _Prompt:
         experts = shards[0].num_experts
         self._plan = _prompt_plan(self._index)
         self._module = self._module_of(shards[0])
-        self._windows, self._window, self._most = window_bounds(
-            num, self._places, experts, self._plan.rows
-        )
+        sizes = (num, self._places, experts, self._plan.rows)
+        self._windows, self._window, self._most = window_bounds(*sizes)
+        self._blocks = item_blocks(*sizes)
         groups = self._windows * self._window // 8
         self._row_of_pair = self._ints(num * (self._places + 1))
         self._pair_of_row = self._ints(groups * 8)
@@ -290,12 +291,8 @@ class _Prompt:
         matrices = 1 if rows[0] is rows[1] else 2
         self._module.launch(
             "experts_tiles",
-            (
-                matrices * outputs // 128,
-                min(self._most, -(-2 * self._window // self._plan.rows)),
-                1,
-            ),
-            256,
+            (matrices * outputs // 128, self._blocks, 1),
+            self._plan.threads,
             (
                 *(shard.table, self._items[window], self._num_items[window:], *rows, y),
                 *(inputs, outputs, matrices - 1, window * self._window, self._window),

@@ -7,8 +7,9 @@
 // instructions. Pair p = row * (A + 1) + place; place A is the shared expert.
 //
 // Macros: ROWS of a block, SMALL and MIDDLE row counts worth code of their own, RING_BYTES for parts (two
-// of ROWS rows at 8 bits at least), WGMMA, RESIDENT blocks an SM at least, TOTALS_SHARED 1 to keep sums
-// of chunks in shared memory behind the ring, CODEBOOK_MASK codebooks in use.
+// of ROWS rows at 8 bits at least), WGMMA, RESIDENT blocks an SM at least, ASKING warps beside those that
+// multiply (four where registers pass from them to the others, with WGMMA; else one), TOTALS_SHARED 1 to
+// keep sums of chunks in shared memory behind the ring, CODEBOOK_MASK codebooks in use.
 #include "../exl3/common.cuh"
 #include "../exl3/wide.cuh"
 #include "tables.cuh"
@@ -19,7 +20,7 @@
 #define WARPS 8
 #define PART_INPUTS (16 * PART)
 #define GROUP_BYTES (8 * PART_INPUTS * 2)  // of 8 rows in a part
-#define MOST_STAGES 4
+#define MOST_STAGES 8
 #define MOST_EXPERTS 1024  // the shared one counted
 #define MOST_PLACES 16     // of a row, the shared expert's counted
 #define BATCH 8            // ids a thread asks for at once
@@ -183,27 +184,36 @@ __device__ __forceinline__ void barrier_end(u32 at) {
 __device__ __forceinline__ u64 rows_descriptor(u32 address) {
   return (u64)((address >> 4) & 0x3fff) | (u64)(128 >> 4) << 16 | (u64)(GROUP_BYTES >> 4) << 32;
 }
-// Two k tiles a turn: their decoding overlaps itself and the products of the turn before.
+#endif
+// Two k tiles are a turn: their decoding overlaps itself and, with WGMMA, the products of the turn before.
+template <int BITS>
+__device__ __forceinline__ void load_turn(
+    WordsOf<BITS> words[2], const u32* tiles, const PlacesOf<BITS>& at) {
+  load_words(words[0], tiles, at);
+  load_words(words[1], tiles + WARPS * 8 * BITS, at);
+}
+template <int CODEBOOK, int BITS>
+__device__ __forceinline__ void decode_turn(
+    const WordsOf<BITS> words[2], const PlacesOf<BITS>& at, u32 w[2][4]) {
+  decode_tile<CODEBOOK>(words[0], at, w[0]);
+  decode_tile<CODEBOOK>(words[1], at, w[1]);
+}
+#if WGMMA
+// No products are under way from one part to the next.
 template <int CODEBOOK, int BITS, int TILES>
 __device__ __forceinline__ void multiply_part(
     float acc[TILES][4], const u32* tiles, u32 x_at, const PlacesOf<BITS>& at) {
-  constexpr int PITCH = WARPS * 8 * BITS;
   u32 w[2][2][4];
   WordsOf<BITS> words[2];
-  load_words(words[0], tiles, at);
-  load_words(words[1], tiles + PITCH, at);
+  load_turn(words, tiles, at);
   // said to be one for all lanes, so that descriptors are made in uniform registers
   const u64 rows = rows_descriptor(__shfl_sync(0xffffffffu, x_at, 0));
 #pragma unroll
   for (int t = 0; t < PART; t += 2) {
     u32(*turn)[4] = w[t / 2 % 2];
     if (t >= 4) wgmma_wait<1>();  // the weights of two turns ago have been read
-    decode_tile<CODEBOOK>(words[0], at, turn[0]);
-    decode_tile<CODEBOOK>(words[1], at, turn[1]);
-    if (t + 2 < PART) {
-      load_words(words[0], tiles + (t + 2) * PITCH, at);
-      load_words(words[1], tiles + (t + 3) * PITCH, at);
-    }
+    decode_turn<CODEBOOK>(words, at, turn);
+    if (t + 2 < PART) load_turn(words, tiles + (t + 2) * WARPS * 8 * BITS, at);
     wgmma_fence();
     wgmma<TILES>(acc, turn[0], rows + t * 16);
     wgmma<TILES>(acc, turn[1], rows + (t + 1) * 16);
@@ -218,26 +228,24 @@ __device__ __forceinline__ void multiply_part(
   const u32 line = x_at + (threadIdx.x & 31) * 16;
 #pragma unroll
   for (int t = 0; t < PART; t += 2) {
-    WordsOf<BITS> words0, words1;
-    load_words(words0, tiles + t * WARPS * 8 * BITS, at);
-    load_words(words1, tiles + (t + 1) * WARPS * 8 * BITS, at);
-    u32 w0[4], w1[4];
-    decode_tile<CODEBOOK>(words0, at, w0);
-    decode_tile<CODEBOOK>(words1, at, w1);
+    WordsOf<BITS> words[2];
+    u32 w[2][4];
+    load_turn(words, tiles + t * WARPS * 8 * BITS, at);
+    decode_turn<CODEBOOK>(words, at, w);
 #pragma unroll
     for (int r = 0; r < TILES; r++) {
       u32 b[4];
       load_b(line + r * GROUP_BYTES + t * 256, b);
-      mma(acc[r], w0, b[0], b[1]);
-      mma(acc[r], w1, b[2], b[3]);
+      mma(acc[r], w[0], b[0], b[1]);
+      mma(acc[r], w[1], b[2], b[3]);
     }
   }
 }
 #endif
 
-// A ring of parts in shared memory: rows, then weights. As soon as all warps have left a part, one lane
-// of each asks for an eighth of the weights of the part that follows there, the first also for its rows.
-struct Ring {  // in shared memory: one lane of a warp reads it, registers are for the products
+// A ring of parts in shared memory: rows, then weights. A warp that multiplies nothing asks for them, a part
+// as soon as all others have left the one in its place.
+struct Ring {  // in shared memory: registers are for the products
   u64 full[MOST_STAGES], empty[MOST_STAGES];
   const char *x, *weights;
   u64 x_pitch, w_pitch;                 // bytes: of a part; of a k tile
@@ -245,45 +253,60 @@ struct Ring {  // in shared memory: one lane of a warp reads it, registers are f
   int stages, parts, outputs, count;
   float* y;                             // of the item's first row and the block's first column
 };
-__device__ __forceinline__ void ask_for_part(const Ring& ring, u32 ring_at, int part, int stage) {
-  if ((threadIdx.x & 31) != 0) return;
-  const int warp = threadIdx.x >> 5;
-  const u32 to = ring_at + stage * ring.stage_bytes, full = smem_address(ring.full) + 8 * stage;
-  if (warp == 0) {
-    barrier_expect(full, ring.stage_bytes);
-    bulk_copy(to, ring.x + part * ring.x_pitch, ring.x_bytes, full);
+__device__ __forceinline__ void ask_for_item(const Ring& ring, unsigned char* shared) {
+  const int lane = threadIdx.x & 31, stages = ring.stages, parts = ring.parts;
+  const u32 shared_at = smem_address(shared), full0 = smem_address(ring.full), empty0 = smem_address(ring.empty);
+  const u32 x_bytes = ring.x_bytes, w_bytes = ring.w_bytes, stage_bytes = ring.stage_bytes;
+  const char *x = ring.x, *weights = ring.weights + lane * ring.w_pitch;
+  int stage = 0, parity = 1;
+#pragma unroll 1
+  for (int part = 0; part < parts; part++) {
+    const u32 to = shared_at + stage * stage_bytes, full = full0 + 8 * stage;
+    if (part >= stages) barrier_wait(empty0 + 8 * stage, parity);
+    if (lane == 0) {
+      barrier_expect(full, stage_bytes);
+      bulk_copy(to, x, x_bytes, full);
+    }
+    __syncwarp();
+    if (lane < PART) bulk_copy(to + x_bytes + lane * w_bytes, weights, w_bytes, full);
+    x += ring.x_pitch;
+    weights += PART * ring.w_pitch;
+    if (++stage == stages) { stage = 0; parity ^= 1; }
   }
-  bulk_copy(to + ring.x_bytes + warp * ring.w_bytes, ring.weights + (part * PART + warp) * ring.w_pitch,
-            ring.w_bytes, full);
+}
+// Places that an exchange has gone through where registers are few: else the compiler finds those of all
+// widths before the choice of one, which takes other values out of registers, or finds them in every part.
+template <int BITS>
+__device__ __forceinline__ PlacesOf<BITS> found_once(PlacesOf<BITS> at) {
+  if (!WGMMA) return at;
+  const int lane = threadIdx.x & 31;
+#pragma unroll
+  for (int g = 0; g < Width<BITS>::GROUPS; g++) {
+    at.hi[g] = __shfl_sync(0xffffffffu, at.hi[g], lane);
+    at.lo[g] = __shfl_sync(0xffffffffu, at.lo[g], lane);
+    at.shift[g] = __shfl_sync(0xffffffffu, at.shift[g], lane);
+  }
+  return at;
 }
 // All inputs through 128 columns.
 template <int CODEBOOK, int BITS, int TILES>
 __device__ __forceinline__ void multiply_item(const Ring& ring, unsigned char* shared) {
   const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31;
-  const PlacesOf<BITS> at = places_of<BITS>(lane);
+  const PlacesOf<BITS> at = found_once(places_of<BITS>(lane));
   const u32 shared_at = smem_address(shared), full = smem_address(ring.full), empty = smem_address(ring.empty);
   const int stages = ring.stages, parts = ring.parts, stage_bytes = ring.stage_bytes, x_bytes = ring.x_bytes;
-  const int lag = stages > 2 ? 2 : 1;  // parts that slower warps may be behind
 #if TOTALS_SHARED
   float4* total = (float4*)(shared + RING_BYTES) + tid;
 #else
   float total[TILES][4] = {};
 #endif
-  for (int part = 0; part < min(stages, parts); part++) ask_for_part(ring, shared_at, part, part);
-  int stage = 0, parity = 0, free_stage = 0, free_parity = 0;
+  int stage = 0, parity = 0;
   for (int part = 0; part < parts;) {
     float acc[TILES][4] = {};
     const int last = min(part + CHUNK / PART_INPUTS, parts);
     const bool first_chunk = part == 0;
 #pragma unroll 1
     for (; part < last; part++) {
-      if (part >= lag) {
-        if (part - lag + stages < parts) {
-          barrier_wait(empty + 8 * free_stage, free_parity);
-          ask_for_part(ring, shared_at, part - lag + stages, free_stage);
-        }
-        if (++free_stage == stages) { free_stage = 0; free_parity ^= 1; }
-      }
       barrier_wait(full + 8 * stage, parity);
       const u32 from = stage * stage_bytes;
       const u32* tiles = (const u32*)(shared + from + x_bytes) + warp * 8 * BITS;
@@ -352,37 +375,63 @@ __device__ __forceinline__ void start_barriers(Ring& ring, bool again) {
   barriers_ready();
 }
 // Products of a window, sums before their rotation: y [1 or 2][window rows][outputs] fp32, gate and up
-// where `hidden`, else down. A block takes every gridDim.y-th item. grid (matrices * outputs / 128, any).
-extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT) experts_tiles(
+// where `hidden`, else down. A block takes every gridDim.y-th item.
+struct Products {
+  const Matrix* table;
+  const Item* items;
+  const int* num_items;
+  const u16 *x0, *x1;
+  float* y;
+  int inputs, outputs, hidden, first_row, window_rows;
+};
+// What the warps that multiply and those that ASK do.
+template <bool ASK>
+__device__ __forceinline__ void run_items(const Products& p, Ring& ring, unsigned char* shared) {
+  const int column_blocks = p.outputs / 128, which = (int)blockIdx.x >= column_blocks;
+  const int column_block = blockIdx.x - which * column_blocks;
+  wait_for_producer();
+  const int num = *p.num_items;
+  for (int index = blockIdx.y; index < num; index += gridDim.y) {
+    const Item item = p.items[index];
+    const Matrix m = p.table[item.expert * 3 + (p.hidden ? which : 2)];
+    const bool again = index != (int)blockIdx.y;
+    if (again) __syncthreads();
+    if (!ASK && threadIdx.x == 0) {
+      const int row0 = item.first - p.first_row;
+      start_barriers(ring, again);
+      ring.parts = p.inputs / PART_INPUTS; ring.outputs = p.outputs; ring.count = item.count;
+      ring.x_bytes = (item.count + 7) / 8 * GROUP_BYTES; ring.w_bytes = WARPS * 32 * m.bits;
+      ring.stage_bytes = ring.x_bytes + PART * ring.w_bytes;
+      ring.stages = min(MOST_STAGES, RING_BYTES / ring.stage_bytes);
+      ring.x = (const char*)(which ? p.x1 : p.x0) + (u64)(row0 / 8) * GROUP_BYTES;
+      ring.x_pitch = (u64)(p.window_rows / 8) * GROUP_BYTES;
+      ring.w_pitch = (u64)(p.outputs / 16) * 32 * m.bits;
+      ring.weights = (const char*)m.trellis + (u64)column_block * ring.w_bytes;
+      ring.y = p.y + ((u64)which * p.window_rows + row0) * p.outputs + column_block * 128;
+    }
+    __syncthreads();
+    if (!ASK) multiply_any(m.codebook * 16 + m.bits, item.count, ring, shared);
+    else if (threadIdx.x < 32 * (WARPS + 1)) ask_for_item(ring, shared);
+  }
+}
+// grid (matrices * outputs / 128, any).
+extern "C" __global__ void __launch_bounds__(32 * (WARPS + ASKING), RESIDENT) experts_tiles(
     const Matrix* table, const Item* items, const int* num_items, const u16* x0, const u16* x1, float* y,
     int inputs, int outputs, int hidden, int first_row, int window_rows) {
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ Ring ring;
-  const int column_blocks = outputs / 128, which = (int)blockIdx.x >= column_blocks;
-  const int column_block = blockIdx.x - which * column_blocks;
+  const Products p = {table, items, num_items, x0, x1, y, inputs, outputs, hidden, first_row, window_rows};
   let_consumer_start();
-  wait_for_producer();
-  const int num = *num_items;
-  for (int index = blockIdx.y; index < num; index += gridDim.y) {
-    const Item item = items[index];
-    const Matrix m = table[item.expert * 3 + (hidden ? which : 2)];
-    const bool again = index != (int)blockIdx.y;
-    if (again) __syncthreads();
-    if (threadIdx.x == 0) {
-      const int row0 = item.first - first_row;
-      start_barriers(ring, again);
-      ring.parts = inputs / PART_INPUTS; ring.outputs = outputs; ring.count = item.count;
-      ring.x_bytes = (item.count + 7) / 8 * GROUP_BYTES; ring.w_bytes = WARPS * 32 * m.bits;
-      ring.stage_bytes = ring.x_bytes + PART * ring.w_bytes;
-      ring.stages = min(MOST_STAGES, RING_BYTES / ring.stage_bytes);
-      ring.x = (const char*)(which ? x1 : x0) + (u64)(row0 / 8) * GROUP_BYTES;
-      ring.x_pitch = (u64)(window_rows / 8) * GROUP_BYTES;
-      ring.w_pitch = (u64)(outputs / 16) * 32 * m.bits;
-      ring.weights = (const char*)m.trellis + (u64)column_block * ring.w_bytes;
-      ring.y = y + ((u64)which * window_rows + row0) * outputs + column_block * 128;
-    }
-    __syncthreads();
-    multiply_any(m.codebook * 16 + m.bits, item.count, ring, shared);
+  if (threadIdx.x >= 32 * WARPS) {
+#if WGMMA
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+#endif
+    run_items<true>(p, ring, shared);
+  } else {
+#if WGMMA
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");  // 2 * 104 + 32 is 3 times the 80 of the start
+#endif
+    run_items<false>(p, ring, shared);
   }
 }
 
