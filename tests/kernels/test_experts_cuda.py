@@ -13,6 +13,7 @@ from twinspark.kernels.exl3 import Exl3Matrix
 from twinspark.kernels.experts import (
     ShardExperts,
     begin_experts,
+    cuda,
     experts_forward,
     few,
     prepare_shard_experts,
