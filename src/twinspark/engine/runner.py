@@ -259,7 +259,7 @@ class Runner:
             found.append(ended.logits_RV)
         meanwhile()
         chosen = self._choose(found[0], step, plan, rules) if planned else {}
-        logits_RV = to_host(torch.cat(found)) if found else self._no_logits()
+        logits_RV = _one_on_host(found) if found else self._no_logits()
         self._followers.check(logits_RV)
         return replace(_by_slot((*planned, *ended.pieces), logits_RV), chosen=chosen)
 
@@ -404,6 +404,11 @@ class Runner:
                 del self._states[op.state_id]
             case DropRows():
                 self._partial.drop(op.slot)
+
+
+def _one_on_host(parts: Sequence[Tensor]) -> Logits:
+    """Logits behind each other on the host; of one part nothing is copied there."""
+    return to_host(parts[0] if len(parts) == 1 else torch.cat(list(parts)))
 
 
 def _tokens_by_slot(
