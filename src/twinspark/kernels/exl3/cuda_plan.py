@@ -157,13 +157,12 @@ class _Blocks:
 
 
 # By inputs, outputs of all, and whether sums are left as they are: what is faster than rows.cu in
-# attention's half of a layer, 1, 6 and 24 rows, 5 bits, H200, 2026-11-30 (90.9 to 86.0, 97.5 to
-# 92.4 and 114.5 to 110.0 us, of which finishes that are rehearsed are a part). More than 8 rows are
-# rotated once for all blocks of rows.cu, too.
+# a recorded round, 1, 6 and 24 rows, 5 bits, H200, 2026-11-30. wo_b (4096 x 5120) is not: its 320
+# blocks of a chunk take 13 us there. More than 8 rows are rotated once for all blocks of rows.cu,
+# too.
 _WHOLE = {
     (5120, 1792, True): (_Blocks(3, 8, 2, rehearsed=True), _Blocks(8, 2, 5)),
     (1280, 16384, False): (_Blocks(3, 8, 3, rehearsed=True), _Blocks(24, 8, 3)),
-    (4096, 5120, False): (_Blocks(8, 8, 1),),
 }
 
 
