@@ -6,7 +6,7 @@ The only place that knows all parts of admission by name. Read next: `scheduler.
 from time import perf_counter
 
 from twinspark.cache.prefix import PrefixIndex
-from twinspark.config.engine import EngineConfig
+from twinspark.config.engine import CPU_PREFILL_CHUNK, EngineConfig
 from twinspark.config.model import ModelConfig
 from twinspark.engine.checkpoints import MarkRules
 from twinspark.engine.memory import LocalMemory, MemoryMeter, MemoryRule, StepPrice, row_bytes
@@ -100,7 +100,7 @@ def _new_memory_rule(
     price = StepPrice(
         row_bytes=row_bytes(model),
         scratch_bytes=config.index_scratch_bytes,
-        least_rows=min(config.prompt_rows, max(LEAST_ROWS, config.prompt_rows // 8)),
+        least_rows=min(config.prompt_rows, max(LEAST_ROWS, CPU_PREFILL_CHUNK // 8)),
     )
     return MemoryRule(
         meter or LocalMemory(),

@@ -1,8 +1,9 @@
 """Branches of a recording: work beside what comes after it on the same stream.
 
 What a branch reads must be left alone, and what it writes must not be read, before it is joined;
-its tensors must live until then. A branch that nobody joins ends with the graph. Read launch.py
-first.
+its tensors must live until then. Its last launch and the next one behind `join` must be kernels of
+ours, which wait for those ahead of them: others begin when these let them, not when they have
+ended. A branch that nobody joins ends with the graph. Read launch.py first.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,9 +37,9 @@ class Branch:
             return
         self._is_joined = True
         # its last kernel lets others start early, as kernels do that follow each other
-        edge = self._driver.CUgraphEdgeData()
-        edge.type = int(self._driver.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC)
-        edge.from_port = self._driver.CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC
+        port = int(self._driver.CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC)
+        kind = int(self._driver.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC)
+        edge = self._edge(port, 0, kind)
         nodes = self._end[0]
         self._wait_for((nodes, [edge] * len(nodes)), self._flags.CU_STREAM_ADD_CAPTURE_DEPENDENCIES)
 
@@ -46,11 +47,19 @@ class Branch:
     def _flags(self) -> Any:
         return self._driver.CUstreamUpdateCaptureDependencies_flags
 
+    def _edge(self, from_port: int, to_port: int, kind: int) -> Any:
+        edge = self._driver.CUgraphEdgeData()
+        edge.from_port, edge.to_port, edge.type = from_port, to_port, kind
+        return edge
+
     def _next_waits_for(self) -> tuple[Sequence[Any], Sequence[Any]]:
         """Nodes that what is recorded next depends on, and how."""
         status, _, _, _, nodes, edges, _ = self._driver.cuStreamGetCaptureInfo(self._stream)
         self._check(status)
-        return list(nodes), list(edges)
+        # some bindings give edges that lie in the driver's memory until the stream's next call
+        return list(nodes), [
+            self._edge(int(e.from_port), int(e.to_port), int(e.type)) for e in edges
+        ]
 
     def _wait_for(self, found: tuple[Sequence[Any], Sequence[Any]], flags: Any) -> None:
         nodes, edges = found

@@ -18,7 +18,7 @@
 
 // x [M, K] to rotated fp16 rows [M, K]; a warp takes 128 values. grid (K / 128, M / 4 rounded up).
 extern "C" __global__ void __launch_bounds__(128) exl3_rotate(
-    const void* __restrict__ x, const u16* __restrict__ suh, u16* __restrict__ out,
+    const void* x, const u16* __restrict__ suh, u16* __restrict__ out,
     int M, int K, int x_pitch, int x_type OF_MANY(const u64* __restrict__ table, int x_step)) {
   let_consumer_start();
 #if MANY
@@ -31,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(128) exl3_rotate(
 
 // One block a (column block, chunk), see multiply_unit. grid (N / (16 * WARPS), chunks).
 extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT) exl3_unit(
-    const u32* __restrict__ trellis, const u16* __restrict__ suh, const void* __restrict__ x,
+    const u32* __restrict__ trellis, const u16* __restrict__ suh, const void* x,
     float* __restrict__ work, int M, int K, int N, int x_pitch, int x_type
     OF_MANY(const u64* __restrict__ table, int x_step)) {
 #if MANY

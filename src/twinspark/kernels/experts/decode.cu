@@ -265,7 +265,7 @@ __device__ __forceinline__ void products(
 
 // grid (column blocks, units * 2, items * shards); `items` from `first_item` on: 0 is the shared expert.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT) experts_hidden(
-    const Matrix* t0, const Matrix* t1, const Matrix* t2, const Matrix* t3, const u16* __restrict__ x,
+    const Matrix* t0, const Matrix* t1, const Matrix* t2, const Matrix* t3, const u16* x,
     const int* ids, const unsigned char* kept, float* work, int rows, int places, int experts, int first_item,
     int items, int inputs, int outputs) {
   products<false>({t0, t1, t2, t3}, x, ids, kept, work, rows, places, experts, first_item, items, inputs, outputs);

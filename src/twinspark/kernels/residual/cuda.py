@@ -257,7 +257,8 @@ def _mix(made: Boundary, call: _Call, site: Site, norm_eps: float) -> Boundary:
     if not can_branch():
         launch()
         return made
-    return replace(made, join=Branch(launch).join, held=(work, x_TCD))
+    held = (work, x_TCD) if call.bf16_T is None else (work, x_TCD, call.bf16_T)
+    return replace(made, join=Branch(launch).join, held=held)
 
 
 def cuda_variants(hidden: int, shards: int, shared: int) -> Iterator[tuple[Path, dict[str, int]]]:
