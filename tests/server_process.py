@@ -38,7 +38,7 @@ class ServerProcess:
 
     def wait_ready(self) -> str:
         url = self.url
-        wait_until(lambda: httpx.get(url + "/health").status_code == 200, 20)
+        wait_until(lambda: httpx.get(url + "/health").status_code == 200, 60)
         return url
 
     @property
