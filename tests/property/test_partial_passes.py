@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from tests import tiny
 from tests.companies import examples
 from tests.unit.model.harness import Session, assert_same, prompt, tiny_token_map
-from tests.unit.model.span_steps import Part, Plan, Truth, run
+from tests.unit.model.span_steps import Part, Plan, Truth, run, step_of
 
 from twinspark.model.loading import load_model
-from twinspark.model.step import Span, StepInput
 
 LENGTH, ROOM = 100, 160
 
@@ -31,17 +30,7 @@ def model(request, tmp_path_factory):
 
 def begin(session, parts):
     """Start a pass over parts, as `run` does; gives it with the slots of its rows."""
-    spans, flat, history, owner = [], [], [], []
-    for part in parts:
-        before = session.ids[part.slot]
-        spans.append(Span(slot=part.slot, first=len(before), count=len(part.ids), **part.span))
-        history.append(tuple(before[-3:]))
-        flat += part.ids
-        owner += [part.slot] * len(part.ids)
-        before += part.ids
-    step = StepInput(
-        spans=tuple(spans), ids_T=flat, history=tuple(history), logit_rows=list(range(len(flat)))
-    )
+    step, owner = step_of(session, parts)
     return session.model.start(step, session.caches), owner
 
 

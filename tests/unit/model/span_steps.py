@@ -27,8 +27,8 @@ class Part:
         return self.span.get("prompt_end")
 
 
-def run(session: Session, parts: Sequence[Part]) -> dict[int, Tensor]:
-    """One forward over the parts; per slot the logits of the rows that have them."""
+def step_of(session: Session, parts: Sequence[Part]) -> tuple[StepInput, list[int]]:
+    """The step of the parts, behind what their slots have, and the slots of its rows."""
     spans, flat, history, owner = [], [], [], []
     for part in parts:
         before = session.ids[part.slot]
@@ -37,15 +37,16 @@ def run(session: Session, parts: Sequence[Part]) -> dict[int, Tensor]:
         flat += part.ids
         owner += [part.slot] * len(part.ids)
         before += part.ids
-    out = session.model.forward(
-        StepInput(
-            spans=tuple(spans),
-            ids_T=flat,
-            history=tuple(history),
-            logit_rows=list(range(len(flat))),
-        ),
-        session.caches,
+    step = StepInput(
+        spans=tuple(spans), ids_T=flat, history=tuple(history), logit_rows=list(range(len(flat)))
     )
+    return step, owner
+
+
+def run(session: Session, parts: Sequence[Part]) -> dict[int, Tensor]:
+    """One forward over the parts; per slot the logits of the rows that have them."""
+    step, owner = step_of(session, parts)
+    out = session.model.forward(step, session.caches)
     slots = torch.tensor([owner[row] for row in out.rows], dtype=torch.int64)
     return {part.slot: out.logits_RV[slots == part.slot] for part in parts}
 

@@ -6,7 +6,6 @@ decode.cu and prompt.cu. Letters: T rows, D hidden, E routed experts, A of them 
 inner width, S shards. Read next: `plan.py`.
 """
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -25,7 +24,7 @@ from twinspark.kernels.cuda.launch import (
 )
 from twinspark.kernels.exl3.cuda_plan import CODEBOOKS
 from twinspark.kernels.exl3.linear import CHUNK_INPUTS, Exl3Matrix
-from twinspark.kernels.experts.few import Begun, Routed, run_few
+from twinspark.kernels.experts.few import Begun, Routed, float_bits, module_of, run_few
 from twinspark.kernels.experts.plan import (
     DECODE_ROWS,
     PromptPlan,
@@ -178,7 +177,7 @@ def route_cuda(
     defines = router_defines(plan, pieces, experts)
     parts = -(-inputs // CHUNK_INPUTS) if plan.split else 1
     with on_device(device):
-        module = _module(ROUTE_SOURCE, device.index, tuple(defines.items()))
+        module = module_of(ROUTE_SOURCE, device.index, tuple(defines.items()))
         logits = torch.empty(parts, num, experts, dtype=torch.float32, device=device)
         columns, blocks = -(-experts // (16 * plan.warps)), -(-num // (8 * plan.row_tiles))
         module.launch(
@@ -189,7 +188,7 @@ def route_cuda(
             shared=plan.shared,
         )
         marks = None if image_T is None else image_T.view(torch.uint8)
-        numbers = (num, experts, parts, k, _float_bits(scale), _float_bits(temperature))
+        numbers = (num, experts, parts, k, float_bits(scale), float_bits(temperature))
         args = (logits, bias_E, image_bias_E, marks, ids, weights, *numbers)
         module.launch("router_select", (num, 1, 1), router_select_threads(num, experts), args)
     return ids, weights
@@ -272,7 +271,7 @@ class _Prompt:
             128,
             (
                 *(shard.table, gate_up, *where, self._weights_TA, act),
-                *(self._places, width, _float_bits(shard.limit), first),
+                *(self._places, width, float_bits(shard.limit), first),
             ),
         )
 
@@ -317,7 +316,7 @@ class _Prompt:
 
     def _module_of(self, shard: CudaShardExperts) -> CudaModule:
         defines = prompt_defines(self._plan, shard.codebooks)
-        return _module(PROMPT_SOURCE, self._index, tuple(defines.items()))
+        return module_of(PROMPT_SOURCE, self._index, tuple(defines.items()))
 
     def _ints(self, *shape: int) -> Tensor:
         return self._empty(*shape, dtype=torch.int32)
@@ -329,16 +328,6 @@ class _Prompt:
 @cache
 def _prompt_plan(index: int) -> PromptPlan:
     return plan_prompt(shared_bytes(index), wgmma=capability(index) == (9, 0))
-
-
-@cache
-def _module(source: Path, index: int, defines: tuple[tuple[str, int], ...]) -> CudaModule:
-    return CudaModule(source, index, dict(defines))
-
-
-def _float_bits(value: float) -> int:
-    bits: int = struct.unpack("<i", struct.pack("<f", value))[0]
-    return bits
 
 
 def _aligned(tensor: Tensor) -> Tensor:

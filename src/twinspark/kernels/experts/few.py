@@ -164,12 +164,12 @@ class FewRows:
             shared=plan.shared,
         )
         each = share.end_place - share.first_place
-        sizes = (*self._sizes, share.first_place, share.end_place, hidden, width)
+        sizes, limit = (*self._sizes, share.first_place, share.end_place, hidden, width), float_bits(one.limit)
         self._module(plan).launch(
             "experts_act",
             (width // 128, -(-len(self._x_TD) * each // 2), self.sets),
             128,
-            (*self._tables, self._sums, ids, kept, weights, self._act, *sizes, _bits(one.limit)),
+            (*self._tables, self._sums, ids, kept, weights, self._act, *sizes, limit),
         )
         units = num_units(width)
         plan = self._plan(width, share.bits, self._busy * units * hidden // 128)
@@ -199,7 +199,7 @@ class FewRows:
 
     def _module(self, plan: DecodePlan) -> CudaModule:
         defines = decode_defines(plan.warps, self._shards[0].codebooks)
-        return _module(DECODE_SOURCE, self._x_TD.device.index, tuple(defines.items()))
+        return module_of(DECODE_SOURCE, self._x_TD.device.index, tuple(defines.items()))
 
 
 def _alike(shards: Sequence["CudaShardExperts"]) -> Iterator[Sequence["CudaShardExperts"]]:
@@ -222,11 +222,12 @@ def _parts(routed: Routed) -> tuple[Tensor, Tensor, Tensor | None]:
 
 
 @cache
-def _module(source: Path, index: int, defines: tuple[tuple[str, int], ...]) -> CudaModule:
+def module_of(source: Path, index: int, defines: tuple[tuple[str, int], ...]) -> CudaModule:
+    """The kernels of a source under some macros, loaded once a process and device."""
     return CudaModule(source, index, dict(defines))
 
 
-def _bits(value: float) -> int:
+def float_bits(value: float) -> int:
     """A float as the int a kernel takes it by."""
     bits: int = struct.unpack("<i", struct.pack("<f", value))[0]
     return bits
