@@ -164,7 +164,8 @@ class FewRows:
             shared=plan.shared,
         )
         each = share.end_place - share.first_place
-        sizes, limit = (*self._sizes, share.first_place, share.end_place, hidden, width), float_bits(one.limit)
+        sizes = (*self._sizes, share.first_place, share.end_place, hidden, width)
+        limit = float_bits(one.limit)
         self._module(plan).launch(
             "experts_act",
             (width // 128, -(-len(self._x_TD) * each // 2), self.sets),
