@@ -1,6 +1,7 @@
 """CUDA body of an MoE layer: it compiles for both devices; on a GPU its bits and float64."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,10 +23,12 @@ from twinspark.kernels.experts import (
 from twinspark.kernels.experts.cuda import (
     PROMPT_SOURCE,
     ROUTE_SOURCE,
+    CudaShardExperts,
     prepare_cuda,
 )
-from twinspark.kernels.experts.few import DECODE_SOURCE
+from twinspark.kernels.experts.few import DECODE_SOURCE, RECORD_BYTES, FewRows, Routed
 from twinspark.kernels.experts.plan import (
+    DECODE_ROWS,
     decode_defines,
     item_blocks,
     num_units,
@@ -47,7 +50,7 @@ def test_decode_compiles(arch: str) -> None:  # all widths are in one kernel
         assert plan_decode(5120, 8, 6, 10**6 if warps == 8 else 1, 132).warps == warps
         cubin = compile_cubin(DECODE_SOURCE, arch=arch, defines=decode_defines(warps, codebooks))
         names = (b"experts_hidden", b"experts_act", b"experts_down", b"experts_combine")
-        assert all(name in cubin for name in names)
+        assert all(name in cubin for name in (*names, b"experts_list"))
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -121,6 +124,12 @@ def test_blocks_of_even_routing_take_one_or_two_items(rows: int) -> None:
         start += -(-count // 8) * 8
     assert sum(items) >= sum(count > 0 for count in counts) and start <= windows * window
     assert max(items) <= most and max(items) <= 1.25 * blocks
+
+
+def test_records_are_what_the_kernels_read() -> None:
+    most_rows = re.search(r"#define MOST_ROWS (\d+)", DECODE_SOURCE.read_text())
+    assert most_rows is not None and int(most_rows[1]) == DECODE_ROWS
+    assert RECORD_BYTES == 16 + 2 * DECODE_ROWS and RECORD_BYTES % 16 == 0  # one load of 16 bytes
 
 
 def test_refusals_without_a_gpu() -> None:
@@ -214,6 +223,46 @@ def test_shared_expert_beside_the_router_changes_no_bit(widths: tuple[int, ...])
                 out.fill_(float("nan"))
             graph.replay()
             assert all(torch.equal(out, eager) for out in outs)
+
+
+def experts_of(ids: Tensor, kept: Tensor | None) -> dict[int, list[int]]:
+    """Experts that rows have, ascending, with their pairs: what the list must hold."""
+    rows, places = ids.shape
+    found: dict[int, list[int]] = {}
+    for row in range(rows):
+        for place in range(places):
+            expert = int(ids[row, place])
+            if expert >= 0 and (kept is None or kept[row, place]):
+                found.setdefault(expert, []).append(row * (places + 1) + place)
+    return dict(sorted(found.items()))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(2, 1, 2), (6, 6, 40), (24, 6, 384), (33, 7, 8), (64, 15, 1023)])
+def test_list_of_experts(shape: tuple[int, int, int]) -> None:
+    rows, places, experts = shape
+    shard = on_gpu(shard_matrices(128, 128, 2))
+    assert isinstance(shard, CudaShardExperts)
+    shards = [replace(shard, num_experts=experts)]  # a list knows no matrix
+    ids, weights = routing(rows, places, experts)
+    absent = ids.clone()
+    absent[rows // 2] = -1
+    repeated = ids[:1].repeat(rows, 1)  # every row has the same
+    kept = torch.rand(rows, places, generator=torch.Generator().manual_seed(2)) < 0.7
+    for given, mask in ((ids, None), (ids, kept), (absent, kept), (repeated, None)):
+        on = None if mask is None else mask.cuda().view(torch.uint8)
+        few_rows = FewRows(rows_of(rows, 128).cuda(), places, shards)
+        listed = few_rows.list_experts(Routed(given.cuda(), weights.cuda(), on)).cpu()
+        assert listed.shape == (min(experts, rows * places), RECORD_BYTES)
+        heads = listed.view(torch.int32)[:, :2].tolist()
+        entries = listed.view(torch.int16)[:, 8:].int()
+        want = experts_of(given, mask)
+        assert [expert for expert, _ in heads[: len(want)]] == [*want]
+        assert all(expert == -1 for expert, _ in heads[len(want) :])
+        for (_, count), got, pairs in zip(heads, entries, want.values(), strict=False):
+            assert count == len(pairs)
+            assert (got[:count] & 1023).tolist() == pairs
+            assert (got[:count] >> 10 & 63).tolist() == [p // (places + 1) for p in pairs]
 
 
 @pytest.mark.gpu

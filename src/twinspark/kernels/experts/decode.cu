@@ -14,114 +14,77 @@
 
 #define MOST_ROWS 64
 #define TILE_ROWS 8
-#define SEEN_WORDS 32             // experts up to 1,023
 #define MOST_PARTS 5              // of a unit: a chunk, and a rest of one part
 #define XPITCH (MOST_PARTS * 128 + 8)
 #define MOST_PLACES 16
-#define ASKED 6                   // ids a lane loads at once
+#define MOST_EXPERTS 1024
+#define ROW_SHIFT 10              // of an entry of the list: a pair below, its row above
 
-struct Item { int expert, count; u16 pairs[MOST_ROWS], rows[MOST_ROWS]; };
+// A routed expert that rows have, and its pairs, ascending: pair | row << ROW_SHIFT.
+struct __align__(16) Record { int expert, count, spare[2]; u16 entries[MOST_ROWS]; };
 
 __device__ __forceinline__ int id_of(const int* ids, const unsigned char* kept, int at) {
   return kept && !__ldcg(kept + at) ? -1 : __ldcg(ids + at);
 }
-// Run by one warp: the shared expert (item 0) or the item-th expert by id that a row has; -1: none. A
-// single row's experts are in order already.
-__device__ __forceinline__ void find_item(
-    Item& out, u32* seen, const int* ids, const unsigned char* kept, int rows, int places, int experts, int item) {
-  const int lane = threadIdx.x & 31, all = rows * places;
-  if (rows == 1 && item > 0) {
-    if (lane == 0) {
-      out.expert = id_of(ids, kept, item - 1);
-      out.count = 1; out.pairs[0] = item - 1; out.rows[0] = 0;
-    }
-    __syncwarp();
-    return;
+// The list of two rows and more: record i is that of the i-th expert by id that a row has; from the last one on to
+// `items`, expert is -1. An expert has at most 64 pairs. grid 1, a thread at least for each id, whole warps.
+extern "C" __global__ void __launch_bounds__(MOST_ROWS * (MOST_PLACES - 1)) experts_list(
+    const int* ids, const unsigned char* kept, Record* list, int rows, int places, int items) {
+  __shared__ u32 seen[MOST_EXPERTS / 32];
+  __shared__ __align__(16) unsigned char counts[MOST_ROWS * (MOST_PLACES - 1) / 32][MOST_EXPERTS];  // by warp
+  let_consumer_start();
+  const int at = threadIdx.x, lane = at & 31, warp = at >> 5, row = at / places;
+  const u32 below = (1u << lane) - 1;
+  for (int i = lane; i < MOST_EXPERTS / 16; i += 32) ((uint4*)counts[warp])[i] = make_uint4(0, 0, 0, 0);
+  if (at < 32) seen[at] = 0;
+  wait_for_producer();
+  __syncthreads();
+  const int id = at < rows * places ? id_of(ids, kept, at) : -1;
+  const u32 alike = __match_any_sync(0xffffffffu, id);
+  if (id >= 0 && (alike & below) == 0) {
+    counts[warp][id] = __popc(alike);
+    atomicOr(seen + (id >> 5), 1u << (id & 31));
   }
-  if (item == 0) {
-    for (int r = lane; r < rows; r += 32) { out.pairs[r] = r * (places + 1) + places; out.rows[r] = r; }
-    if (lane == 0) { out.expert = experts; out.count = rows; }
-    __syncwarp();
-    return;
-  }
-  seen[lane] = 0;
-  if (lane == 0) { out.expert = -1; out.count = 0; }
-  __syncwarp();
-  for (int first = 0; first < all; first += 32 * ASKED) {
-    int id[ASKED];  // asked for together
-#pragma unroll
-    for (int i = 0; i < ASKED; i++) {
-      const int at = first + 32 * i + lane;
-      id[i] = at < all ? id_of(ids, kept, at) : -1;
-    }
-#pragma unroll
-    for (int i = 0; i < ASKED; i++)
-      if (id[i] >= 0) atomicOr(seen + (id[i] >> 5), 1u << (id[i] & 31));
-  }
-  __syncwarp();
-  u32 word = seen[lane];
-  const int num = __popc(word);
-  int upto = num;
+  __syncthreads();
+  const u32 word = seen[lane];
+  int upto = __popc(word);  // different experts, in words up to the lane's
 #pragma unroll
   for (int step = 1; step < 32; step <<= 1) {
     const int other = __shfl_up_sync(0xffffffffu, upto, step);
     if (lane >= step) upto += other;
   }
-  int skip = item - 1 - (upto - num);
-  const u32 owner = __ballot_sync(0xffffffffu, skip >= 0 && skip < num);
-  if (owner == 0) return;
-  const int source = __ffs(owner) - 1;
-  word = __shfl_sync(0xffffffffu, word, source);
-  skip = __shfl_sync(0xffffffffu, skip, source);
-  for (; skip > 0; skip--) word &= word - 1;
-  if (lane == 0) out.expert = 32 * source + __ffs(word) - 1;
-  __syncwarp();
-}
-// Run by one warp, when others may wait: the pairs of a routed expert, ascending.
-__device__ __forceinline__ void find_pairs(
-    Item& out, const int* ids, const unsigned char* kept, int rows, int places) {
-  const int lane = threadIdx.x & 31, all = rows * places, expert = out.expert;
-  int count = 0;
-  for (int first = 0; first < all; first += 32 * ASKED) {
-    bool mine[ASKED];
-#pragma unroll
-    for (int i = 0; i < ASKED; i++) {
-      const int at = first + 32 * i + lane;
-      mine[i] = at < all && id_of(ids, kept, at) == expert;
-    }
-#pragma unroll
-    for (int i = 0; i < ASKED; i++) {
-      const u32 those = __ballot_sync(0xffffffffu, mine[i]);
-      const int at = first + 32 * i + lane;
-      if (mine[i]) {
-        const int row = at / places, to = count + __popc(those & ((1u << lane) - 1));
-        out.pairs[to] = at + row;
-        out.rows[to] = row;
-      }
-      count += __popc(those);
-    }
+  const int source = max(id, 0) >> 5, num = __shfl_sync(0xffffffffu, upto, 31);
+  const u32 smaller = __shfl_sync(0xffffffffu, word, source) & ((1u << (id & 31)) - 1);
+  const int item = __shfl_sync(0xffffffffu, upto - __popc(word), source) + __popc(smaller);
+  if (at >= num && at < items) list[at].expert = -1;
+  if (id < 0) return;
+  int place = __popc(alike & below), count = 0;
+  for (int w = 0; w < blockDim.x >> 5; w++) {
+    const int its = counts[w][id];
+    if (w < warp) place += its;
+    count += its;
   }
-  if (lane == 0) out.count = count;
-  __syncwarp();
+  if (place < MOST_ROWS) list[item].entries[place] = (at + row) | row << ROW_SHIFT;
+  if (place == 0) *(int2*)&list[item] = make_int2(id, min(count, MOST_ROWS));
 }
 
-// Units of the inputs: chunks, the last with a rest of one part.
-__device__ __forceinline__ int unit_width(int unit, int units, int inputs) {
-  return unit == units - 1 ? inputs - unit * CHUNK : CHUNK;
-}
+__device__ __forceinline__ u32 pair_of(u32 entry) { return entry & ((1 << ROW_SHIFT) - 1); }
+
 // Run by all warps: one lane each asks, so that addresses are uniform and copies cost few instructions.
 __device__ __forceinline__ void ask_for_weights(
-    u32 to, u32 full_at, const Matrix& m, int column_block, int unit, int width, int outputs) {
-  const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0);
+    u32 to, u32 full_at, const Matrix& m, int column_block, int unit, int width, u32 outputs, int warp) {
   const u32 tile_bytes = 32 * m.bits, bytes = WARPS * tile_bytes, pitch = outputs / 16 * tile_bytes;
-  const char* from = (const char*)m.trellis + (unit * KTILES + warp) * (u64)pitch + column_block * bytes;
+  const char* from = (const char*)m.trellis + (u64)pitch * (u32)(unit * KTILES + warp) + column_block * bytes;
+  to += warp * bytes;
   if (!is_elected()) return;
-  if (warp == 0)
-#pragma unroll 1
-    for (int part = 0; part < width / 128; part++) barrier_expect(full_at + 8 * part, PART * bytes);
-#pragma unroll 1
-  for (int k = warp; k < width / 16; k += WARPS, from += (u64)WARPS * pitch)
-    bulk_copy(to + k * bytes, from, bytes, full_at + 8 * (k / PART));
+#pragma unroll
+  for (int k = 0; k < MOST_PARTS * PART; k += WARPS) {
+    if (k * 16 >= width) break;
+    if (warp == 0 && k % PART == 0) barrier_expect(full_at + 8 * (k / PART), PART * bytes);
+    bulk_copy(to, from, bytes, full_at + 8 * (k / PART));
+    to += WARPS * bytes;
+    from += WARPS * pitch;
+  }
 }
 template <int CODEBOOK, int BITS>
 __device__ __forceinline__ void multiply_part(
@@ -140,36 +103,37 @@ __device__ __forceinline__ void multiply_part(
   }
 }
 // Up to 8 rows through a unit; a chunk's sums go to `sums` [pair][matrix][chunk][outputs].
-struct Sums { float* at; u64 pair_pitch; int outputs, chunk; };
+struct Sums { float* at; u32 pair_pitch; int outputs; };
 template <int CODEBOOK, int BITS>
 __device__ __forceinline__ void multiply_rows(
-    const u32* tiles, u32 xs_at, u32 full_at, int width, const Sums& sums, const u16* pairs, int count) {
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = 2 * (lane & 3);
+    const u32* tiles, u32 xs_at, u32 full_at, int width, const Sums& sums, const u16* entries, int count) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = 2 * (lane & 3), parts = (u32)width / 128;
   const PlacesOf<BITS> at = held(places_of<BITS>(lane));
   const u32 x_at = xs_at + (lane & 7) * XPITCH * 2 + (lane >> 3) * 16;
   float acc[4] = {};
 #pragma unroll 1
-  for (int part = 0; part < width / 128; part++) {
+  for (int part = 0; part < parts; part++) {
     barrier_wait(full_at + 8 * part, 0);
     multiply_part<CODEBOOK, BITS>(acc, tiles + (part * PART * WARPS + warp) * 8 * BITS, x_at + part * 256, at);
-    if (part % 4 != 3 && part != width / 128 - 1) continue;
-    float* to = sums.at + (u64)(sums.chunk + part / 4) * sums.outputs + warp * 16 + (lane >> 2);
+    if (part % 4 != 3 && part != parts - 1) continue;
+    float* to = sums.at + part / 4 * sums.outputs + warp * 16 + (lane >> 2);
+    const u32 two = *(const u32*)(entries + row);
     if (row < count) {
-      float* p = to + pairs[row] * sums.pair_pitch;
+      float* p = to + (u64)pair_of(two) * sums.pair_pitch;
       p[0] = acc[0]; p[8] = acc[2];
     }
     if (row + 1 < count) {
-      float* p = to + pairs[row + 1] * sums.pair_pitch;
+      float* p = to + (u64)pair_of(two >> 16) * sums.pair_pitch;
       p[0] = acc[1]; p[8] = acc[3];
     }
     acc[0] = acc[1] = acc[2] = acc[3] = 0.f;
   }
 }
 #define CASE(c, b) \
-  case 16 * c + b: multiply_rows<c, b>(tiles, xs_at, full_at, width, sums, pairs, count); break;
+  case 16 * c + b: multiply_rows<c, b>(tiles, xs_at, full_at, width, sums, entries, count); break;
 #define CASES(c) CASE(c, 1) CASE(c, 2) CASE(c, 3) CASE(c, 4) CASE(c, 5) CASE(c, 6) CASE(c, 7) CASE(c, 8)
 __device__ __forceinline__ void multiply_any(
-    int kind, const u32* tiles, u32 xs_at, u32 full_at, int width, const Sums& sums, const u16* pairs, int count) {
+    int kind, const u32* tiles, u32 xs_at, u32 full_at, int width, const Sums& sums, const u16* entries, int count) {
   switch (kind) {
 #if CODEBOOK_MASK & 1
     CASES(0)
@@ -182,100 +146,160 @@ __device__ __forceinline__ void multiply_any(
 #endif
   }
 }
-// Up to 8 rows of x, rotated into shared memory; a warp takes 128 values at a time.
+// Eight inputs of a lane times their scales, rotated over the 128 of sixteen lanes, to fp16: what rotate_four gives, by
+// the same additions and fewer exchanges between lanes.
+__device__ __forceinline__ uint4 rotate_eight(const uint4& x, const uint4& suh) {
+  const u32 in[4] = {x.x, x.y, x.z, x.w}, scale[4] = {suh.x, suh.y, suh.z, suh.w};
+  const int lane = threadIdx.x & 31;
+  float v[8];
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    v[2 * i] = __uint_as_float(in[i] << 16) * half_to_float(scale[i] & 0xffff);
+    v[2 * i + 1] = __uint_as_float(in[i] & 0xffff0000u) * half_to_float(scale[i] >> 16);
+  }
+#pragma unroll
+  for (int step = 1; step < 8; step <<= 1)
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+      if (!(i & step)) {
+        const float a = v[i], b = v[i + step];
+        v[i] = a + b; v[i + step] = a - b;
+      }
+#pragma unroll
+  for (int bit = 1; bit < 16; bit <<= 1) {
+    const float sign = lane & bit ? -1.f : 1.f;  // exact, so that the addition is rounded alone
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = __fmaf_rn(v[i], sign, __shfl_xor_sync(0xffffffffu, v[i], bit));
+  }
+  u32 out[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) out[i] = to_finite_half2(v[2 * i] * INV_SQRT128, v[2 * i + 1] * INV_SQRT128);
+  return make_uint4(out[0], out[1], out[2], out[3]);
+}
+// Up to 8 rows of x, rotated into shared memory; two warps take a row.
 __device__ __forceinline__ void rotate_rows(
-    u16* xs, const u16* suh, const u16* x, int inputs, int first, int width, const u16* rows, int count) {
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  for (int k = 128 * (warp & 3) + 4 * lane; k < width; k += 512) {
-    const uint2 scale = *(const uint2*)(suh + first + k);
-    for (int row = warp >> 2; row < count; row += WARPS / 4) {
-      const Four f = load_four(x, (u64)rows[row] * inputs + first + k, TYPE_BF16);
-      *(uint2*)(xs + row * XPITCH + k) = rotate_four(f, TYPE_BF16, scale);
+    u16* xs, const u16* suh, const u16* x, u32 inputs, int width, const u16* entries, int count, int warp) {
+#pragma unroll 1
+  for (int row = warp >> 1; row < count; row += WARPS / 2) {
+    const u16* from = x + (u64)inputs * (entries[row] >> ROW_SHIFT);
+#pragma unroll 1
+    for (int first = 256 * (warp & 1); first < width; first += CHUNK) {
+      const int k = first + 8 * (threadIdx.x & 31), near = min(k, width - 8);  // lanes behind the end only take part
+      const uint4 out = rotate_eight(*(const uint4*)(from + near), *(const uint4*)(suh + near));
+      if (k < width) *(uint4*)(xs + row * XPITCH + k) = out;
     }
   }
 }
-__device__ __forceinline__ void copy_rows(
-    u16* xs, const u16* x, int inputs, int first, int width, const u16* pairs, int count) {
-  const int each = width / 8;
-  for (int i = threadIdx.x; i < count * each; i += 32 * WARPS) {
-    const int row = i / each, k = (i - row * each) * 8;
-    *(uint4*)(xs + row * XPITCH + k) = __ldcg((const uint4*)(x + (u64)pairs[row] * inputs + first + k));
-  }
+// Up to 8 rows of x as they are, asked for by one lane.
+__device__ __forceinline__ void ask_for_rows(
+    u32 xs_at, u32 rows_at, const u16* x, u32 inputs, u32 width, const u16* entries, int count) {
+  barrier_expect(rows_at, count * width * 2);
+#pragma unroll 1
+  for (int row = 0; row < count; row++)
+    bulk_copy(xs_at + row * XPITCH * 2, x + (u64)inputs * pair_of(entries[row]), width * 2, rows_at);
 }
-// `first_matrix` 0: gate and up of x [rows][inputs] bf16; 2: down of rotated fp16 [shard][pair][inputs].
+// Run by one warp: where matrices are comes near while the router chooses.
+__device__ __forceinline__ void bring_near(const Matrix* table, u32 bytes, int warp) {
+  const u32 at = 128 * ((blockIdx.x + gridDim.x * blockIdx.y) * WARPS + warp);
+  if ((threadIdx.x & 31) == 0 && at < bytes)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"((const char*)table + at));
+}
+struct Found { int expert, count; };
+// Item 0 is the shared expert; others come from the list, of a single row from its ids.
+__device__ __forceinline__ Found find_item(
+    u16* entries, const int* ids, const unsigned char* kept, const Record* list, int rows, int places, int experts,
+    int number) {
+  const int i = threadIdx.x;
+  if (number > 0 && rows > 1) {
+    const Record* record = list + (number - 1);
+    const u16 entry = i < MOST_ROWS ? __ldcg(record->entries + i) : 0;
+    const int2 found = __ldcg((const int2*)record);
+    if (i < MOST_ROWS) entries[i] = entry;
+    return {found.x, found.y};
+  }
+  if (i < MOST_ROWS) entries[i] = (i * (places + 1) + (number > 0 ? number - 1 : places)) | i << ROW_SHIFT;
+  if (number > 0) return {id_of(ids, kept, number - 1), 1};
+  return {experts, rows};
+}
+// DOWN: down of rotated fp16 x [shard][pair][inputs]; if not, gate and up of bf16 x [rows][inputs].
 template <bool DOWN>
 __device__ __forceinline__ void products(
-    const Tables& tables, const u16* x, const int* ids, const unsigned char* kept, float* work,
+    const Tables& tables, const u16* x, const int* ids, const unsigned char* kept, const Record* list, float* work,
     int rows, int places, int experts, int first_item, int items, int inputs, int outputs) {
   extern __shared__ __align__(128) unsigned char shared[];
-  __shared__ __align__(8) u64 full[MOST_PARTS];
-  __shared__ u32 seen[SEEN_WORDS];
-  __shared__ Item item;
-  __shared__ Matrix matrix;
+  __shared__ __align__(8) u64 full[MOST_PARTS + 1];         // of the weights' parts, of rows
+  __shared__ __align__(4) u16 entries[MOST_ROWS];
   u16* xs = (u16*)shared;                                   // [8][XPITCH]
   u32* tiles = (u32*)(shared + TILE_ROWS * XPITCH * 2);     // [k tile][WARPS][8 * bits]
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0);
   const int column_block = blockIdx.x, unit = DOWN ? blockIdx.y : blockIdx.y >> 1;
-  const int which = DOWN ? 2 : blockIdx.y & 1, width = unit_width(unit, num_units(inputs), inputs);
+  const int which = DOWN ? 2 : blockIdx.y & 1, units = DOWN ? gridDim.y : gridDim.y >> 1;
+  const int width = unit == units - 1 ? inputs - unit * CHUNK : CHUNK;  // the last unit has the rest
+  const u32 full_at = smem_address(full), xs_at = smem_address(xs), rows_at = full_at + 8 * MOST_PARTS;
+  if (warp == 0) {
+    if (is_elected()) {
+      for (int i = 0; i <= MOST_PARTS; i++) barrier_init(full_at + 8 * i, 1);
+      barriers_ready();
+    }
+  }
   int number = blockIdx.z, shard = 0;
-  for (; number >= items; number -= items) shard++;
+  const Matrix* table = tables.t0;
+  if (number >= items) {
+    do number -= items, shard++; while (number >= items);
+    table = tables.of(shard);
+  }
   number += first_item;
-  const u32 full_at = smem_address(full), xs_at = smem_address(xs);
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < MOST_PARTS; i++) barrier_init(full_at + 8 * i, 1);
-    barriers_ready();
-  }
-  if (!DOWN && number > 0) {  // where matrices are comes near while the router chooses
-    const u32 block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * (number - 1));
-    const u32 at = 128 * (block * WARPS + (threadIdx.x >> 5));
-    const char* line = (const char*)tables.of(shard) + at;
-    if ((threadIdx.x & 31) == 0 && at < (experts + 1) * 3 * sizeof(Matrix))
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
-  }
-  // The ids are older than the kernel ahead of experts_down; only experts_hidden must wait for them.
+  if (!DOWN && number == 1) bring_near(table, (experts + 1) * 3 * sizeof(Matrix), warp);
+  // The list and the ids are older than the kernel ahead of experts_down; only experts_hidden must wait for them.
   if (!DOWN && number > 0) wait_for_producer();
-  if (threadIdx.x < 32) {
-    find_item(item, seen, ids, kept, rows, places, experts, number);
-    if (threadIdx.x == 0 && item.expert >= 0) matrix = tables.of(shard)[item.expert * 3 + which];
-  }
-  __syncthreads();
+  const Found item = find_item(entries, ids, kept, list, rows, places, experts, number);
   if (item.expert < 0) {
     wait_for_producer();
     return;
   }
-  ask_for_weights(smem_address(tiles), full_at, matrix, column_block, unit, width, outputs);
-  if (threadIdx.x < 32 && number > 0 && rows > 1) find_pairs(item, ids, kept, rows, places);
+  const Matrix matrix = table[item.expert * 3 + which];
+  __syncthreads();
+  ask_for_weights(smem_address(tiles), full_at, matrix, column_block, unit, width, outputs, warp);
   wait_for_producer();
   let_consumer_start();  // not before the ids are there: see above
-  __syncthreads();
-  const int num_chunks = (inputs + CHUNK - 1) / CHUNK, all = rows * (places + 1), sets = DOWN ? 1 : 2;
-  const u64 set_pitch = (u64)num_chunks * outputs;
+  const u32 num_chunks = (u32)(inputs + CHUNK - 1) / CHUNK, sets = DOWN ? 1 : 2, set_pitch = num_chunks * outputs;
+  const u32 before = shard * rows * (places + 1);  // pairs of other shards
   const Sums sums = {
-      work + ((u64)shard * all * sets + (DOWN ? 0 : which)) * set_pitch + column_block * 16 * WARPS,
-      sets * set_pitch, outputs, unit};
+      work + (u64)set_pitch * (before * sets + (DOWN ? 0 : which)) + (u32)(unit * outputs + column_block * 16 * WARPS),
+      sets * set_pitch, outputs};
+  x += unit * CHUNK;
+  if (DOWN) x += (u64)before * (u32)inputs;
   for (int first = 0; first < item.count; first += TILE_ROWS) {
-    const u16* pairs = item.pairs + first;
     const int count = min(TILE_ROWS, item.count - first);
     if (first > 0) __syncthreads();
-    if (DOWN) copy_rows(xs, x + (u64)shard * all * inputs, inputs, unit * CHUNK, width, pairs, count);
-    else rotate_rows(xs, matrix.suh, x, inputs, unit * CHUNK, width, item.rows + first, count);
-    __syncthreads();
-    multiply_any(matrix.codebook * 16 + matrix.bits, tiles, xs_at, full_at, width, sums, pairs, count);
+    if (DOWN) {
+      if (warp == 0)
+        if (is_elected()) ask_for_rows(xs_at, rows_at, x, inputs, width, entries + first, count);
+      barrier_wait(rows_at, first / TILE_ROWS & 1);
+    } else {
+      rotate_rows(xs, matrix.suh + unit * CHUNK, x, inputs, width, entries + first, count, warp);
+      __syncthreads();
+    }
+    multiply_any(
+        matrix.codebook * 16 + matrix.bits, tiles, xs_at, full_at, width, sums, entries + first, count);
   }
 }
 
 // grid (column blocks, units * 2, items * shards); `items` from `first_item` on: 0 is the shared expert.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT) experts_hidden(
-    const Matrix* t0, const Matrix* t1, const Matrix* t2, const Matrix* t3, const u16* x,
-    const int* ids, const unsigned char* kept, float* work, int rows, int places, int experts, int first_item,
+    const Matrix* t0, const Matrix* t1, const Matrix* t2, const Matrix* t3, const u16* x, const int* ids,
+    const unsigned char* kept, const Record* list, float* work, int rows, int places, int experts, int first_item,
     int items, int inputs, int outputs) {
-  products<false>({t0, t1, t2, t3}, x, ids, kept, work, rows, places, experts, first_item, items, inputs, outputs);
+  products<false>(
+      {t0, t1, t2, t3}, x, ids, kept, list, work, rows, places, experts, first_item, items, inputs, outputs);
 }
 // grid (column blocks, units, items * shards).
 extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT) experts_down(
-    const Matrix* t0, const Matrix* t1, const Matrix* t2, const Matrix* t3, const u16* x,
-    const int* ids, const unsigned char* kept, float* work, int rows, int places, int experts, int first_item,
+    const Matrix* t0, const Matrix* t1, const Matrix* t2, const Matrix* t3, const u16* x, const int* ids,
+    const unsigned char* kept, const Record* list, float* work, int rows, int places, int experts, int first_item,
     int items, int inputs, int outputs) {
-  products<true>({t0, t1, t2, t3}, x, ids, kept, work, rows, places, experts, first_item, items, inputs, outputs);
+  products<true>(
+      {t0, t1, t2, t3}, x, ids, kept, list, work, rows, places, experts, first_item, items, inputs, outputs);
 }
 
 // Sums of gate and up to the rotated input of down, fp16 [shard][pair][width], of places `first_place` to before

@@ -6,7 +6,7 @@ the router, `run_few` after it. Read next: `plan.py`, `decode.cu`.
 
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 DECODE_SOURCE = Path(__file__).with_name("decode.cu")
 MOST_SHARDS = 4
 """Of one launch."""
+RECORD_BYTES = 16 + 2 * DECODE_ROWS
+"""Of an expert in the list that decode.cu makes: which one, how many pairs, and these."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +43,13 @@ class Routed:
         ids_TA: int32.
         weights_TA: fp32.
         kept_TA: uint8, or None.
+        listed: [items, RECORD_BYTES] uint8, the experts that rows have; None for a single row.
     """
 
     ids_TA: Tensor
     weights_TA: Tensor
     kept_TA: Tensor | None
+    listed: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,8 @@ def run_few(
         runs = tuple(FewRows(x_TD, places, alike) for alike in _alike(shards))
     else:
         runs = begun.runs
+    if len(x_TD) > 1:
+        routed = replace(routed, listed=runs[0].list_experts(routed))
     for run in runs:
         run.multiply(routed, run.others if begun is not None else run.everyone)
     if begun is not None:
@@ -149,18 +155,37 @@ class FewRows:
         down = (self.sets, pairs, -(-width // CHUNK_INPUTS), hidden)
         self._down = torch.empty(down, dtype=torch.float32, device=device)
 
+    def list_experts(self, routed: Routed) -> Tensor:
+        """Experts that rows have, ascending, each with its pairs; of every shard the same.
+
+        Returns:
+            [items, RECORD_BYTES] uint8, see decode.cu; as many as there can be.
+        """
+        rows, places, _ = self._sizes
+        items = self.others.items
+        listed = torch.empty(items, RECORD_BYTES, dtype=torch.uint8, device=self._x_TD.device)
+        ids, _, kept = _parts(routed)
+        self._module(self._hidden_plan(self.others)).launch(
+            "experts_list",
+            (1, 1, 1),
+            -(-rows * places // 32) * 32,
+            (ids, kept, listed, rows, places, items),
+        )
+        return listed
+
     def multiply(self, routed: Routed | None, share: Share) -> None:
         """Gate and up, activation and down of some experts; None routes nobody, for the shared."""
         one, hidden, width = self._shards[0], self._x_TD.shape[1], self._shards[0].width
         ids, weights, kept = (None,) * 3 if routed is None else _parts(routed)
+        found = (ids, kept, None if routed is None else routed.listed)
         items = (share.first_item, share.items)
         units = num_units(hidden)
-        plan = self._plan(hidden, share.bits, 2 * self._busy * units * width // 128)
+        plan = self._hidden_plan(share)
         self._module(plan).launch(
             "experts_hidden",
             (width // (16 * plan.warps), 2 * units, share.items * self.sets),
             32 * plan.warps,
-            (*self._tables, self._x_TD, ids, kept, self._sums, *self._sizes, *items, hidden, width),
+            (*self._tables, self._x_TD, *found, self._sums, *self._sizes, *items, hidden, width),
             shared=plan.shared,
         )
         each = share.end_place - share.first_place
@@ -178,7 +203,7 @@ class FewRows:
             "experts_down",
             (hidden // (16 * plan.warps), units, share.items * self.sets),
             32 * plan.warps,
-            (*self._tables, self._act, ids, kept, self._down, *self._sizes, *items, width, hidden),
+            (*self._tables, self._act, *found, self._down, *self._sizes, *items, width, hidden),
             shared=plan.shared,
         )
 
@@ -193,6 +218,10 @@ class FewRows:
             32 * (self._places + 1),
             (*self._tables, self._down, ids, kept, out_STD, *self._sizes, width, hidden),
         )
+
+    def _hidden_plan(self, share: Share) -> DecodePlan:
+        hidden, width = self._x_TD.shape[1], self._shards[0].width
+        return self._plan(hidden, share.bits, 2 * self._busy * num_units(hidden) * width // 128)
 
     def _plan(self, inputs: int, bits: int, blocks: int) -> DecodePlan:
         processors = num_processors(self._x_TD.device.index)
