@@ -17,6 +17,7 @@ from twinspark.kernels.experts import (
     cuda,
     experts_forward,
     few,
+    plan,
     prepare_shard_experts,
     route_rows,
 )
@@ -31,6 +32,7 @@ from twinspark.kernels.experts.plan import (
     DECODE_ROWS,
     decode_defines,
     item_blocks,
+    num_blocks,
     num_units,
     plan_decode,
     plan_prompt,
@@ -51,6 +53,15 @@ def test_decode_compiles(arch: str) -> None:  # all widths are in one kernel
         cubin = compile_cubin(DECODE_SOURCE, arch=arch, defines=decode_defines(warps, codebooks))
         names = (b"experts_hidden", b"experts_act", b"experts_down", b"experts_combine")
         assert all(name in cubin for name in (*names, b"experts_list"))
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_decode_compiles_with_units_of_two_chunks(
+    arch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "UNIT_CHUNKS", 2)
+    assert compile_cubin(DECODE_SOURCE, arch=arch, defines=decode_defines(8, 1))
+    assert [num_blocks(k) for k in (128, 640, 1152, 1664, 5120)] == [1, 1, 1, 2, 5]
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -275,6 +286,20 @@ def test_block_sizes_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
         few, "plan_decode", lambda inputs, bits, *_: plan_decode(inputs, bits, 24, 10**6, 1)
     )
     assert torch.equal(call(slice(None), given, shards), narrow)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(640, 384), (1152, 1664), (2176, 128)], ids=str)
+def test_units_of_two_chunks_change_no_bit(
+    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = [on_gpu(shard_matrices(*shape, 12))]
+    x, (ids, weights) = rows_of(40, shape[0]), routing(40, 4, 12)  # more than 8 rows an expert
+    given = (x.cuda(), ids.cuda(), weights.cuda(), torch.ones(40, 4).bool().cuda())
+    usual = call(slice(None), given, shards)
+    monkeypatch.setattr(plan, "UNIT_CHUNKS", 2)
+    for _ in range(20):
+        assert torch.equal(call(slice(None), given, shards), usual)
 
 
 @pytest.mark.gpu

@@ -21,7 +21,7 @@ from twinspark.kernels.experts.plan import (
     DECODE_ROWS,
     DecodePlan,
     decode_defines,
-    num_units,
+    num_blocks,
     plan_decode,
 )
 
@@ -179,11 +179,10 @@ class FewRows:
         ids, weights, kept = (None,) * 3 if routed is None else _parts(routed)
         found = (ids, kept, None if routed is None else routed.listed)
         items = (share.first_item, share.items)
-        units = num_units(hidden)
         plan = self._hidden_plan(share)
         self._module(plan).launch(
             "experts_hidden",
-            (width // (16 * plan.warps), 2 * units, share.items * self.sets),
+            (width // (16 * plan.warps), 2 * num_blocks(hidden), share.items * self.sets),
             32 * plan.warps,
             (*self._tables, self._x_TD, *found, self._sums, *self._sizes, *items, hidden, width),
             shared=plan.shared,
@@ -197,11 +196,10 @@ class FewRows:
             128,
             (*self._tables, self._sums, ids, kept, weights, self._act, *sizes, limit),
         )
-        units = num_units(width)
-        plan = self._plan(width, share.bits, self._busy * units * hidden // 128)
+        plan = self._down_plan(share)
         self._module(plan).launch(
             "experts_down",
-            (hidden // (16 * plan.warps), units, share.items * self.sets),
+            (hidden // (16 * plan.warps), num_blocks(width), share.items * self.sets),
             32 * plan.warps,
             (*self._tables, self._act, *found, self._down, *self._sizes, *items, width, hidden),
             shared=plan.shared,
@@ -211,7 +209,7 @@ class FewRows:
         """Every row's experts added up."""
         hidden, width = self._x_TD.shape[1], self._shards[0].width
         ids, _, kept = _parts(routed)
-        plan = self._plan(width, self.everyone.bits, self._busy * num_units(width) * hidden // 128)
+        plan = self._down_plan(self.everyone)
         self._module(plan).launch(
             "experts_combine",
             (hidden // 128, len(self._x_TD), self.sets),
@@ -221,7 +219,11 @@ class FewRows:
 
     def _hidden_plan(self, share: Share) -> DecodePlan:
         hidden, width = self._x_TD.shape[1], self._shards[0].width
-        return self._plan(hidden, share.bits, 2 * self._busy * num_units(hidden) * width // 128)
+        return self._plan(hidden, share.bits, 2 * self._busy * num_blocks(hidden) * width // 128)
+
+    def _down_plan(self, share: Share) -> DecodePlan:
+        hidden, width = self._x_TD.shape[1], self._shards[0].width
+        return self._plan(width, share.bits, self._busy * num_blocks(width) * hidden // 128)
 
     def _plan(self, inputs: int, bits: int, blocks: int) -> DecodePlan:
         processors = num_processors(self._x_TD.device.index)

@@ -11,7 +11,9 @@ DECODE_ROWS = 64
 
 _PART_INPUTS = 128
 _DECODE_TILE_ROWS = 8
-_DECODE_ROW_BYTES = 2 * (5 * _PART_INPUTS + 8)  # of x in shared memory
+UNIT_CHUNKS = 1
+"""Chunks that a block of decode.cu takes, one after the other."""
+_RING_INPUTS = 4 * _PART_INPUTS  # whose weights are there at once, of several chunks
 _DECODE_RESIDENT = {4: 8, 8: 4}  # blocks an SM the compiler leaves registers for, by warps
 _DECODE_FEW_ROWS = 4  # 1 and 2 were measured; gate and up gain from 8 warps at 6, too
 _STATIC_BYTES = 1536  # at most, of a block's own and the system's share
@@ -75,6 +77,11 @@ def num_units(inputs: int) -> int:
     return inputs // CHUNK_INPUTS + int(rest > _PART_INPUTS or inputs < CHUNK_INPUTS)
 
 
+def num_blocks(inputs: int) -> int:
+    """Blocks of decode.cu that inputs are spread over."""
+    return -(-num_units(inputs) // UNIT_CHUNKS)
+
+
 def plan_decode(inputs: int, bits: int, rows: int, blocks: int, processors: int) -> DecodePlan:
     """Blocks of 128 columns, or of 64 where a few large ones would leave multiprocessors idle.
 
@@ -90,18 +97,24 @@ def plan_decode(inputs: int, bits: int, rows: int, blocks: int, processors: int)
     """
     waves = 1 if rows <= _DECODE_FEW_ROWS else 8
     warps = 8 if blocks >= waves * processors else 4
-    widest = inputs - CHUNK_INPUTS * (num_units(inputs) - 1)
-    width = max(widest, min(inputs, CHUNK_INPUTS))
+    unit = UNIT_CHUNKS * CHUNK_INPUTS
+    widest = inputs - unit * (num_blocks(inputs) - 1)
+    width = max(widest, min(inputs, unit))
+    if UNIT_CHUNKS > 1:
+        width = min(width, _RING_INPUTS)
     weights = width // 16 * warps * 32 * bits
-    return DecodePlan(
-        warps=warps,
-        shared=_DECODE_TILE_ROWS * _DECODE_ROW_BYTES + weights,
-    )
+    row_bytes = 2 * (unit + _PART_INPUTS + 8)
+    return DecodePlan(warps=warps, shared=_DECODE_TILE_ROWS * row_bytes + weights)
 
 
 def decode_defines(warps: int, codebooks: int) -> dict[str, int]:
     """Macros of decode.cu for blocks of so many warps."""
-    return {"WARPS": warps, "RESIDENT": _DECODE_RESIDENT[warps], "CODEBOOK_MASK": codebooks}
+    return {
+        "WARPS": warps,
+        "RESIDENT": _DECODE_RESIDENT[warps],
+        "UNIT_CHUNKS": UNIT_CHUNKS,
+        "CODEBOOK_MASK": codebooks,
+    }
 
 
 def plan_prompt(shared: int, *, wgmma: bool) -> PromptPlan:
