@@ -1,12 +1,12 @@
 // The experts of an MoE layer for up to 64 rows, in the bits of the EXL3 product of each row alone.
 //
-// Four kernels: gate and up products with the rotation of their input (experts_hidden), activation and
-// rotation for down (experts_act), down products (experts_down), outputs of a row summed by ascending
-// expert (experts_combine). A block of the products takes the rows of one expert through one unit of
-// inputs and 16 * WARPS columns; which expert that is it finds in the ids itself, so that no kernel
-// lists them. Pair p = row * (A + 1) + place; place A is the shared expert.
+// Five kernels: experts that rows have, each with its pairs, where there are two rows or more (experts_list); gate and up
+// products with the rotation of their input (experts_hidden), activation and rotation for down (experts_act), down
+// products (experts_down), outputs of a row summed by ascending expert (experts_combine). A block of the products takes
+// the rows of one expert through one unit of inputs and 16 * WARPS columns. Pair p = row * (A + 1) + place; place A is the
+// shared expert.
 //
-// The first three can leave the shared expert out, or all others: it needs no router.
+// Those of products can leave the shared expert out, or all others: it needs no router.
 //
 // Macros: WARPS 4 or 8 of a block, RESIDENT blocks an SM at least, UNIT_CHUNKS of a block, CODEBOOK_MASK codebooks in
 // use.
@@ -31,7 +31,8 @@ __device__ __forceinline__ int id_of(const int* ids, const unsigned char* kept, 
   return kept && !__ldcg(kept + at) ? -1 : __ldcg(ids + at);
 }
 // The list of two rows and more: record i is that of the i-th expert by id that a row has; from the last one on to
-// `items`, expert is -1. An expert has at most 64 pairs. grid 1, a thread at least for each id, whole warps.
+// `items`, expert is -1. A row has an expert once, so there are at most 64 pairs. grid 1, a thread at least for each id,
+// whole warps.
 extern "C" __global__ void __launch_bounds__(MOST_ROWS * (MOST_PLACES - 1)) experts_list(
     const int* ids, const unsigned char* kept, Record* list, int rows, int places, int items) {
   __shared__ u32 seen[MOST_EXPERTS / 32];
@@ -305,9 +306,8 @@ __device__ __forceinline__ void products(
   let_consumer_start();  // not before the ids are there: see above
   const u32 num_chunks = (u32)(inputs + CHUNK - 1) / CHUNK, sets = DOWN ? 1 : 2, set_pitch = num_chunks * outputs;
   const u32 others = shard * rows * (places + 1);  // pairs of other shards
-  const Sums sums = {
-      work + (u64)set_pitch * (others * sets + (DOWN ? 0 : which)) + (u32)(UNIT_CHUNKS * unit * outputs + blockIdx.x * 16 * WARPS),
-      sets * set_pitch, outputs};
+  work += (u64)set_pitch * (others * sets + (DOWN ? 0 : which));
+  const Sums sums = {work + (u32)(UNIT_CHUNKS * unit * outputs + blockIdx.x * 16 * WARPS), sets * set_pitch, outputs};
   x += unit * UNIT;
   if (DOWN) x += (u64)others * (u32)inputs;
   u32 before = 0;  // parts of rows that are done

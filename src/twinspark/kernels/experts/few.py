@@ -21,7 +21,7 @@ from twinspark.kernels.experts.plan import (
     DECODE_ROWS,
     DecodePlan,
     decode_defines,
-    num_blocks,
+    num_units,
     plan_decode,
 )
 
@@ -182,7 +182,7 @@ class FewRows:
         plan = self._hidden_plan(share)
         self._module(plan).launch(
             "experts_hidden",
-            (width // (16 * plan.warps), 2 * num_blocks(hidden), share.items * self.sets),
+            (width // (16 * plan.warps), 2 * plan.blocks(hidden), share.items * self.sets),
             32 * plan.warps,
             (*self._tables, self._x_TD, *found, self._sums, *self._sizes, *items, hidden, width),
             shared=plan.shared,
@@ -199,7 +199,7 @@ class FewRows:
         plan = self._down_plan(share)
         self._module(plan).launch(
             "experts_down",
-            (hidden // (16 * plan.warps), num_blocks(width), share.items * self.sets),
+            (hidden // (16 * plan.warps), plan.blocks(width), share.items * self.sets),
             32 * plan.warps,
             (*self._tables, self._act, *found, self._down, *self._sizes, *items, width, hidden),
             shared=plan.shared,
@@ -219,18 +219,18 @@ class FewRows:
 
     def _hidden_plan(self, share: Share) -> DecodePlan:
         hidden, width = self._x_TD.shape[1], self._shards[0].width
-        return self._plan(hidden, share.bits, 2 * self._busy * num_blocks(hidden) * width // 128)
+        return self._plan(hidden, share.bits, 2 * self._busy * num_units(hidden) * width // 128)
 
     def _down_plan(self, share: Share) -> DecodePlan:
         hidden, width = self._x_TD.shape[1], self._shards[0].width
-        return self._plan(width, share.bits, self._busy * num_blocks(width) * hidden // 128)
+        return self._plan(width, share.bits, self._busy * num_units(width) * hidden // 128)
 
     def _plan(self, inputs: int, bits: int, blocks: int) -> DecodePlan:
         processors = num_processors(self._x_TD.device.index)
         return plan_decode(inputs, bits, len(self._x_TD), blocks, processors)
 
     def _module(self, plan: DecodePlan) -> CudaModule:
-        defines = decode_defines(plan.warps, self._shards[0].codebooks)
+        defines = decode_defines(plan, self._shards[0].codebooks)
         return module_of(DECODE_SOURCE, self._x_TD.device.index, tuple(defines.items()))
 
 
