@@ -17,7 +17,6 @@ from twinspark.kernels.experts import (
     cuda,
     experts_forward,
     few,
-    plan,
     prepare_shard_experts,
     route_rows,
 )
@@ -48,23 +47,10 @@ GPU_SHAPES = [(256, 128, 10, 3), (1152, 256, 20, 6), (640, 384, 12, 4)]
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_decode_compiles(arch: str) -> None:  # all widths are in one kernel
     for warps, codebooks in ((8, 1), (4, 6)):
-        blocks = plan_decode(5120, 8, 6, 10**6 if warps == 8 else 1, 132)
-        assert blocks.warps == warps
-        cubin = compile_cubin(DECODE_SOURCE, arch=arch, defines=decode_defines(blocks, codebooks))
+        assert plan_decode(5120, 8, 6, 10**6 if warps == 8 else 1, 132).warps == warps
+        cubin = compile_cubin(DECODE_SOURCE, arch=arch, defines=decode_defines(warps, codebooks))
         names = (b"experts_hidden", b"experts_act", b"experts_down", b"experts_combine")
         assert all(name in cubin for name in (*names, b"experts_list"))
-
-
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_decode_compiles_with_units_of_two_chunks(
-    arch: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plan, "_TWO_CHUNKS_ROWS", 24)
-    one, two = (plan_decode(5120, 4, rows, 10**6, 132) for rows in (23, 24))
-    assert one.blocks(5120) == 10
-    assert [two.blocks(k) for k in (128, 640, 1152, 1664, 5120)] == [1, 1, 1, 2, 5]
-    assert 4 * (two.shared + 1536) < 228 * 1024  # four blocks a multiprocessor, as of one chunk
-    assert compile_cubin(DECODE_SOURCE, arch=arch, defines=decode_defines(two, 1))
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -289,20 +275,6 @@ def test_block_sizes_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
         few, "plan_decode", lambda inputs, bits, *_: plan_decode(inputs, bits, 24, 10**6, 1)
     )
     assert torch.equal(call(slice(None), given, shards), narrow)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("shape", [(640, 384), (1152, 1664), (2176, 128)], ids=str)
-def test_units_of_two_chunks_change_no_bit(
-    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shards = [on_gpu(shard_matrices(*shape, 12))]
-    x, (ids, weights) = rows_of(40, shape[0]), routing(40, 4, 12)  # more than 8 rows an expert
-    given = (x.cuda(), ids.cuda(), weights.cuda(), torch.ones(40, 4).bool().cuda())
-    usual = call(slice(None), given, shards)
-    monkeypatch.setattr(plan, "_TWO_CHUNKS_ROWS", 1)
-    for _ in range(20):
-        assert torch.equal(call(slice(None), given, shards), usual)
 
 
 @pytest.mark.gpu

@@ -8,17 +8,13 @@
 //
 // Those of products can leave the shared expert out, or all others: it needs no router.
 //
-// Macros: WARPS 4 or 8 of a block, RESIDENT blocks an SM at least, UNIT_CHUNKS of a block, CODEBOOK_MASK codebooks in
-// use.
+// Macros: WARPS 4 or 8 of a block, RESIDENT blocks an SM at least, CODEBOOK_MASK codebooks in use.
 #include "../exl3/common.cuh"
 #include "tables.cuh"
 
 #define MOST_ROWS 64
 #define TILE_ROWS 8
-#define UNIT (UNIT_CHUNKS * CHUNK)
-#define MOST_PARTS (UNIT / 128 + 1)  // of a unit: chunks, and a rest of one part
-#define STAYS (UNIT_CHUNKS == 1)  // weights of a unit stay; else a part takes the place of the one four before it
-#define SLOTS (STAYS ? MOST_PARTS : 4)
+#define MOST_PARTS (CHUNK / 128 + 1)  // of a unit: a chunk, and a rest of one part
 #define XPITCH (MOST_PARTS * 128 + 8)
 #define MOST_PLACES 16
 #define MOST_EXPERTS 1024
@@ -75,51 +71,31 @@ extern "C" __global__ void __launch_bounds__(MOST_ROWS * (MOST_PLACES - 1)) expe
 
 __device__ __forceinline__ u32 pair_of(u32 entry) { return entry & ((1 << ROW_SHIFT) - 1); }
 
-__device__ __forceinline__ void barrier_arrive(u32 at) {
-  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(at) : "memory");
-}
-// A block's weights: parts of eight k tiles, each asked for by one lane of one warp. Where they do not stay, the parts of
-// the first eight rows are followed by the same ones for the next rows. A slot has two barriers: its part is there, and
-// all warps have read it.
+// A block's weights: parts of eight k tiles, each with a barrier, asked for by one lane of one warp.
 struct Weights {
   const char* from;  // of the first k tile
-  u32 to, full_at, empty_at, bytes, pitch, warp;
-  u32 parts, all;  // of the unit, of all its rows
+  u32 to, full_at, bytes, pitch, parts, warp;
 };
 __device__ __forceinline__ Weights weights_of(
-    u32 to, u32 full_at, const Matrix& m, u32 unit, u32 width, u32 count, u32 outputs, u32 warp) {
+    u32 to, u32 full_at, const Matrix& m, u32 unit, u32 width, u32 outputs, u32 warp) {
   const u32 tile_bytes = 32 * m.bits, bytes = WARPS * tile_bytes, pitch = outputs / 16 * tile_bytes;
-  const char* from = (const char*)m.trellis + (u64)pitch * (unit * (UNIT / 16)) + blockIdx.x * bytes;
-  const u32 parts = width / 128, all = STAYS ? parts : parts * ((count + TILE_ROWS - 1) / TILE_ROWS);
-  return {from, to, full_at, full_at + 8 * SLOTS, bytes, pitch, warp, parts, all};
+  const char* from = (const char*)m.trellis + (u64)pitch * (unit * KTILES) + blockIdx.x * bytes;
+  return {from, to, full_at, bytes, pitch, width / 128, warp};
 }
-__device__ __forceinline__ void ask_for_part(const Weights& w, u32 part, u32 slot) {
+__device__ __forceinline__ void ask_for_part(const Weights& w, u32 part) {
   if (!is_elected()) return;
   const char* from = w.from + (u64)w.pitch * (PART * part);
-  const u32 barrier = w.full_at + 8 * slot;
-  u32 to = w.to + slot * PART * w.bytes;
+  const u32 barrier = w.full_at + 8 * part;
+  u32 to = w.to + part * PART * w.bytes;
   barrier_expect(barrier, PART * w.bytes);
 #pragma unroll
   for (int k = 0; k < PART; k++, to += w.bytes, from += w.pitch) bulk_copy(to, from, w.bytes, barrier);
 }
-__device__ __forceinline__ u32 part_of(const Weights& w, u32 number) {
-  while (!STAYS && number >= w.parts) number -= w.parts;
-  return number;
-}
-__device__ __forceinline__ void ask_for_first(const Weights& w) {
+// Four warps of the block ask.
+__device__ __forceinline__ void ask_for_all(const Weights& w) {
   if (w.warp % (WARPS / 4)) return;
 #pragma unroll 1
-  for (u32 slot = w.warp / (WARPS / 4); slot < SLOTS && slot < w.all; slot += 4) ask_for_part(w, part_of(w, slot), slot);
-}
-// A warp is done with part `number`. The one before it has likely been read by all: its slot is filled again.
-__device__ __forceinline__ void pass_on(const Weights& w, u32 number) {
-  if (number + SLOTS - 1 >= w.all) return;
-  __syncwarp();
-  if (is_elected()) barrier_arrive(w.empty_at + 8 * (number % SLOTS));
-  const u32 done = number - 1, slot = done % SLOTS;
-  if (number == 0 || w.warp != slot * (WARPS / 4)) return;
-  barrier_wait(w.empty_at + 8 * slot, done / SLOTS & 1);
-  ask_for_part(w, part_of(w, done + SLOTS), slot);
+  for (u32 part = w.warp / (WARPS / 4); part < w.parts; part += 4) ask_for_part(w, part);
 }
 template <int CODEBOOK, int BITS>
 __device__ __forceinline__ void multiply_part(
@@ -141,17 +117,15 @@ __device__ __forceinline__ void multiply_part(
 struct Sums { float* at; u32 pair_pitch; int outputs; };
 template <int CODEBOOK, int BITS>
 __device__ __forceinline__ void multiply_rows(
-    const u32* tiles, u32 xs_at, const Weights& w, u32 before, const Sums& sums, const u16* entries, int count) {
+    const u32* tiles, u32 xs_at, const Weights& w, const Sums& sums, const u16* entries, int count) {
   const int lane = threadIdx.x & 31, row = 2 * (lane & 3);
   const PlacesOf<BITS> at = held(places_of<BITS>(lane));
   const u32 x_at = xs_at + (lane & 7) * XPITCH * 2 + (lane >> 3) * 16;
   float acc[4] = {};
 #pragma unroll 1
   for (u32 part = 0; part < w.parts; part++) {
-    const u32 number = before + part, slot = STAYS ? part : number % SLOTS;
-    barrier_wait(w.full_at + 8 * slot, STAYS ? 0 : number / SLOTS & 1);
-    multiply_part<CODEBOOK, BITS>(acc, tiles + (slot * PART * WARPS + w.warp) * 8 * BITS, x_at + part * 256, at);
-    if (!STAYS) pass_on(w, number);
+    barrier_wait(w.full_at + 8 * part, 0);
+    multiply_part<CODEBOOK, BITS>(acc, tiles + (part * PART * WARPS + w.warp) * 8 * BITS, x_at + part * 256, at);
     if (part % 4 != 3 && part != w.parts - 1) continue;
     float* to = sums.at + part / 4 * sums.outputs + w.warp * 16 + (lane >> 2);
     const u32 two = *(const u32*)(entries + row);
@@ -167,11 +141,10 @@ __device__ __forceinline__ void multiply_rows(
   }
 }
 #define CASE(c, b) \
-  case 16 * c + b: multiply_rows<c, b>(tiles, xs_at, w, before, sums, entries, count); break;
+  case 16 * c + b: multiply_rows<c, b>(tiles, xs_at, w, sums, entries, count); break;
 #define CASES(c) CASE(c, 1) CASE(c, 2) CASE(c, 3) CASE(c, 4) CASE(c, 5) CASE(c, 6) CASE(c, 7) CASE(c, 8)
 __device__ __forceinline__ void multiply_any(
-    int kind, const u32* tiles, u32 xs_at, const Weights& w, u32 before, const Sums& sums, const u16* entries,
-    int count) {
+    int kind, const u32* tiles, u32 xs_at, const Weights& w, const Sums& sums, const u16* entries, int count) {
   switch (kind) {
 #if CODEBOOK_MASK & 1
     CASES(0)
@@ -266,20 +239,18 @@ __device__ __forceinline__ void products(
     const Tables& tables, const u16* x, const int* ids, const unsigned char* kept, const Record* list, float* work,
     int rows, int places, int experts, int first_item, int items, int inputs, int outputs) {
   extern __shared__ __align__(128) unsigned char shared[];
-  __shared__ __align__(8) u64 barriers[2 * SLOTS + 1];      // of the weights: see there; of rows
+  __shared__ __align__(8) u64 barriers[MOST_PARTS + 1];     // of the weights' parts, of rows
   __shared__ __align__(4) u16 entries[MOST_ROWS];
   u16* xs = (u16*)shared;                                   // [8][XPITCH]
   u32* tiles = (u32*)(shared + TILE_ROWS * XPITCH * 2);     // [k tile][WARPS][8 * bits]
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0);
   const int unit = DOWN ? blockIdx.y : blockIdx.y >> 1;
   const int which = DOWN ? 2 : blockIdx.y & 1, units = DOWN ? gridDim.y : gridDim.y >> 1;
-  const int width = unit == units - 1 ? inputs - unit * UNIT : UNIT;  // the last unit has the rest
-  const u32 full_at = smem_address(barriers), xs_at = smem_address(xs), rows_at = full_at + 16 * SLOTS;
+  const int width = unit == units - 1 ? inputs - unit * CHUNK : CHUNK;  // the last unit has the rest
+  const u32 full_at = smem_address(barriers), xs_at = smem_address(xs), rows_at = full_at + 8 * MOST_PARTS;
   if (warp == 0) {
     if (is_elected()) {
-      for (int i = 0; i <= 2 * SLOTS; i++)
-        if (!STAYS || i < SLOTS || i == 2 * SLOTS)
-          barrier_init(full_at + 8 * i, i >= SLOTS && i < 2 * SLOTS ? WARPS : 1);
+      for (int i = 0; i <= MOST_PARTS; i++) barrier_init(full_at + 8 * i, 1);
       barriers_ready();
     }
   }
@@ -300,17 +271,16 @@ __device__ __forceinline__ void products(
   }
   const Matrix matrix = table[item.expert * 3 + which];
   __syncthreads();
-  const Weights weights = weights_of(smem_address(tiles), full_at, matrix, unit, width, item.count, outputs, warp);
-  ask_for_first(weights);
+  const Weights weights = weights_of(smem_address(tiles), full_at, matrix, unit, width, outputs, warp);
+  ask_for_all(weights);
   wait_for_producer();
   let_consumer_start();  // not before the ids are there: see above
   const u32 num_chunks = (u32)(inputs + CHUNK - 1) / CHUNK, sets = DOWN ? 1 : 2, set_pitch = num_chunks * outputs;
   const u32 others = shard * rows * (places + 1);  // pairs of other shards
   work += (u64)set_pitch * (others * sets + (DOWN ? 0 : which));
-  const Sums sums = {work + (u32)(UNIT_CHUNKS * unit * outputs + blockIdx.x * 16 * WARPS), sets * set_pitch, outputs};
-  x += unit * UNIT;
+  const Sums sums = {work + (u32)(unit * outputs + blockIdx.x * 16 * WARPS), sets * set_pitch, outputs};
+  x += unit * CHUNK;
   if (DOWN) x += (u64)others * (u32)inputs;
-  u32 before = 0;  // parts of rows that are done
   for (int first = 0; first < item.count; first += TILE_ROWS) {
     const int count = min(TILE_ROWS, item.count - first);
     if (first > 0) __syncthreads();
@@ -319,12 +289,11 @@ __device__ __forceinline__ void products(
         if (is_elected()) ask_for_rows(xs_at, rows_at, x, inputs, width, entries + first, count);
       barrier_wait(rows_at, first / TILE_ROWS & 1);
     } else {
-      rotate_rows(xs, matrix.suh + unit * UNIT, x, inputs, width, entries + first, count, warp);
+      rotate_rows(xs, matrix.suh + unit * CHUNK, x, inputs, width, entries + first, count, warp);
       __syncthreads();
     }
     multiply_any(
-        matrix.codebook * 16 + matrix.bits, tiles, xs_at, weights, before, sums, entries + first, count);
-    before += weights.parts;
+        matrix.codebook * 16 + matrix.bits, tiles, xs_at, weights, sums, entries + first, count);
   }
 }
 

@@ -179,10 +179,11 @@ class FewRows:
         ids, weights, kept = (None,) * 3 if routed is None else _parts(routed)
         found = (ids, kept, None if routed is None else routed.listed)
         items = (share.first_item, share.items)
+        units = num_units(hidden)
         plan = self._hidden_plan(share)
         self._module(plan).launch(
             "experts_hidden",
-            (width // (16 * plan.warps), 2 * plan.blocks(hidden), share.items * self.sets),
+            (width // (16 * plan.warps), 2 * units, share.items * self.sets),
             32 * plan.warps,
             (*self._tables, self._x_TD, *found, self._sums, *self._sizes, *items, hidden, width),
             shared=plan.shared,
@@ -196,10 +197,11 @@ class FewRows:
             128,
             (*self._tables, self._sums, ids, kept, weights, self._act, *sizes, limit),
         )
-        plan = self._down_plan(share)
+        units = num_units(width)
+        plan = self._plan(width, share.bits, self._busy * units * hidden // 128)
         self._module(plan).launch(
             "experts_down",
-            (hidden // (16 * plan.warps), plan.blocks(width), share.items * self.sets),
+            (hidden // (16 * plan.warps), units, share.items * self.sets),
             32 * plan.warps,
             (*self._tables, self._act, *found, self._down, *self._sizes, *items, width, hidden),
             shared=plan.shared,
@@ -209,7 +211,7 @@ class FewRows:
         """Every row's experts added up."""
         hidden, width = self._x_TD.shape[1], self._shards[0].width
         ids, _, kept = _parts(routed)
-        plan = self._down_plan(self.everyone)
+        plan = self._plan(width, self.everyone.bits, self._busy * num_units(width) * hidden // 128)
         self._module(plan).launch(
             "experts_combine",
             (hidden // 128, len(self._x_TD), self.sets),
@@ -221,16 +223,12 @@ class FewRows:
         hidden, width = self._x_TD.shape[1], self._shards[0].width
         return self._plan(hidden, share.bits, 2 * self._busy * num_units(hidden) * width // 128)
 
-    def _down_plan(self, share: Share) -> DecodePlan:
-        hidden, width = self._x_TD.shape[1], self._shards[0].width
-        return self._plan(width, share.bits, self._busy * num_units(width) * hidden // 128)
-
     def _plan(self, inputs: int, bits: int, blocks: int) -> DecodePlan:
         processors = num_processors(self._x_TD.device.index)
         return plan_decode(inputs, bits, len(self._x_TD), blocks, processors)
 
     def _module(self, plan: DecodePlan) -> CudaModule:
-        defines = decode_defines(plan, self._shards[0].codebooks)
+        defines = decode_defines(plan.warps, self._shards[0].codebooks)
         return module_of(DECODE_SOURCE, self._x_TD.device.index, tuple(defines.items()))
 
 

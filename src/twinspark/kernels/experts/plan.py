@@ -11,8 +11,7 @@ DECODE_ROWS = 64
 
 _PART_INPUTS = 128
 _DECODE_TILE_ROWS = 8
-_TWO_CHUNKS_ROWS = DECODE_ROWS + 1  # and more: two chunks a block; nowhere, as not measured
-_RING_INPUTS = 4 * _PART_INPUTS  # whose weights are there at once, of several chunks
+_DECODE_ROW_BYTES = 2 * (5 * _PART_INPUTS + 8)  # of x in shared memory
 _DECODE_RESIDENT = {4: 8, 8: 4}  # blocks an SM the compiler leaves registers for, by warps
 _DECODE_FEW_ROWS = 4  # 1 and 2 were measured; gate and up gain from 8 warps at 6, too
 _STATIC_BYTES = 1536  # at most, of a block's own and the system's share
@@ -31,17 +30,11 @@ class DecodePlan:
 
     Attributes:
         warps: of a block, 16 columns each.
-        chunks: of a unit: a block takes them one after the other.
         shared: dynamic shared memory of a block.
     """
 
     warps: int
-    chunks: int
     shared: int
-
-    def blocks(self, inputs: int) -> int:
-        """Units that inputs are cut into."""
-        return -(-num_units(inputs) // self.chunks)
 
 
 @dataclass(frozen=True)
@@ -77,7 +70,7 @@ class PromptPlan:
 
 
 def num_units(inputs: int) -> int:
-    """Units of one chunk that inputs are cut into; a rest of at most 128 joins the last."""
+    """Units that inputs are cut into: chunks of 512, a rest of at most 128 joins the last."""
     rest = inputs % CHUNK_INPUTS
     return inputs // CHUNK_INPUTS + int(rest > _PART_INPUTS or inputs < CHUNK_INPUTS)
 
@@ -97,24 +90,18 @@ def plan_decode(inputs: int, bits: int, rows: int, blocks: int, processors: int)
     """
     waves = 1 if rows <= _DECODE_FEW_ROWS else 8
     warps = 8 if blocks >= waves * processors else 4
-    chunks = 2 if rows >= _TWO_CHUNKS_ROWS else 1
-    unit, units = chunks * CHUNK_INPUTS, -(-num_units(inputs) // chunks)
-    width = max(inputs - unit * (units - 1), min(inputs, unit))
-    if chunks > 1:
-        width = min(width, _RING_INPUTS)
-    row_bytes = 2 * (unit + _PART_INPUTS + 8)
+    widest = inputs - CHUNK_INPUTS * (num_units(inputs) - 1)
+    width = max(widest, min(inputs, CHUNK_INPUTS))
     weights = width // 16 * warps * 32 * bits
-    return DecodePlan(warps, chunks, _DECODE_TILE_ROWS * row_bytes + weights)
+    return DecodePlan(
+        warps=warps,
+        shared=_DECODE_TILE_ROWS * _DECODE_ROW_BYTES + weights,
+    )
 
 
-def decode_defines(plan: DecodePlan, codebooks: int) -> dict[str, int]:
-    """Macros of decode.cu."""
-    return {
-        "WARPS": plan.warps,
-        "RESIDENT": _DECODE_RESIDENT[plan.warps],
-        "UNIT_CHUNKS": plan.chunks,
-        "CODEBOOK_MASK": codebooks,
-    }
+def decode_defines(warps: int, codebooks: int) -> dict[str, int]:
+    """Macros of decode.cu for blocks of so many warps."""
+    return {"WARPS": warps, "RESIDENT": _DECODE_RESIDENT[warps], "CODEBOOK_MASK": codebooks}
 
 
 def plan_prompt(shared: int, *, wgmma: bool) -> PromptPlan:
