@@ -145,10 +145,11 @@ def exl3_rows(
         x_TK: [T, K] bf16, fp16 or fp32, on the matrix's device; T may be 0. Not modified.
         prepared: the matrix.
         out_dtype: dtype of the result, one of the three; by default that of `x_TK`.
-        out: where to put the result, contiguous [T, N] of `out_dtype`, or None.
+        out: where to put the result, [T, N] of `out_dtype`, rows contiguous and at multiples of 16
+            bytes; or None.
 
     Returns:
-        [T, N], contiguous.
+        `out`, or [T, N], contiguous.
 
     Raises:
         ValueError: a width, dtype or device that does not fit; the text says which.
@@ -158,9 +159,10 @@ def exl3_rows(
     shape = (x_TK.shape[0], prepared.out_features)
     if out is None:
         out = torch.empty(shape, dtype=out_dtype, device=x_TK.device)
-    elif out.shape != shape or out.dtype != out_dtype or not out.is_contiguous():
+    elif out.shape != shape or out.dtype != out_dtype or not is_aligned(out):
         raise ValueError(
-            f"out must be contiguous {out_dtype} {shape}, it is {out.dtype} {tuple(out.shape)}"
+            f"out must be {out_dtype} {shape} of contiguous rows at multiples of 16 bytes, it is "
+            f"{out.dtype} {tuple(out.shape)}, {tuple(out.stride())} apart"
         )
     x_TK = _aligned(x_TK)
     with on_device(x_TK.device):
@@ -172,10 +174,15 @@ def exl3_rows(
         if tiles is not None:
             _launch_tiles(x_TK, prepared, out, tiles)
             return out
+        y_TN = (
+            out
+            if out.is_contiguous()
+            else torch.empty_like(out, memory_format=torch.contiguous_format)
+        )
         for first in range(0, x_TK.shape[0], MOST_ROWS):
             rows = slice(first, first + MOST_ROWS)
-            _launch_rows(x_TK[rows], prepared, out[rows])
-    return out
+            _launch_rows(x_TK[rows], prepared, y_TN[rows])
+    return out if y_TN is out else out.copy_(y_TN)
 
 
 def _check(x_TK: Tensor, prepared: CudaExl3, out_dtype: torch.dtype) -> None:
@@ -200,10 +207,14 @@ def _scales(vector: Tensor) -> Tensor:
 
 def _aligned(x_TK: Tensor) -> Tensor:
     """Rows that can be read 16 bytes at a time."""
-    size = x_TK.element_size()
-    if x_TK.stride(1) == 1 and x_TK.stride(0) * size % 16 == 0 and x_TK.data_ptr() % 16 == 0:
-        return x_TK
-    return x_TK.clone(memory_format=torch.contiguous_format)
+    return x_TK if is_aligned(x_TK) else x_TK.clone(memory_format=torch.contiguous_format)
+
+
+def is_aligned(x: Tensor) -> bool:
+    """Whether rows are contiguous and at multiples of 16 bytes."""
+    size = x.element_size()
+    apart = (x.data_ptr(), *(stride * size for stride in x.stride()[:-1]))
+    return x.stride(-1) == 1 and all(num % 16 == 0 for num in apart)
 
 
 @cache
@@ -351,6 +362,7 @@ def _launch_tiles(x_MK: Tensor, prepared: CudaExl3, y_MN: Tensor, plan: TilesPla
             num,
             inputs,
             outputs,
+            y_MN.stride(0),
             TYPES[y_MN.dtype],
         ),
         shared=plan.shared,
@@ -372,14 +384,12 @@ def _launch_slab(x_MK: Tensor, prepared: CudaExl3, y_MN: Tensor, plan: SlabPlan)
     scales = (prepared.svh_N, prepared.bias_N)
     for first in range(0, outputs, plan.columns):
         columns = min(plan.columns, outputs - first) // 128
-        sizes = (inputs, outputs, first)
-        unpack.launch(
-            "exl3_unpack", (columns, inputs // 128, 1), 256, (prepared.trellis, slab, *sizes)
-        )
+        packed = (prepared.trellis, slab, inputs, outputs, first)
+        unpack.launch("exl3_unpack", (columns, inputs // 128, 1), 256, packed)
         module.launch(
             "exl3_slab",
             (blocks, columns, 1),
             384,
-            (slab, *scales, rows, y_MN, num, *sizes, TYPES[y_MN.dtype]),
+            (slab, *scales, rows, y_MN, num, inputs, y_MN.stride(0), first, TYPES[y_MN.dtype]),
             shared=plan.shared,
         )

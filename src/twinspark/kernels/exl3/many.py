@@ -24,6 +24,7 @@ from twinspark.kernels.exl3.cuda import (
     CudaExl3,
     device_of,
     exl3_rows,
+    is_aligned,
     module_of,
 )
 from twinspark.kernels.exl3.cuda_plan import (
@@ -103,9 +104,12 @@ def exl3_many(x_GTK: Tensor, many: CudaExl3Many, out_GTN: Tensor) -> Tensor:
             f"{len(many.matrices)} matrices {first.in_features} x {first.out_features} do not "
             f"take {x_GTK.dtype} {tuple(x_GTK.shape)} to {out_GTN.dtype} {tuple(out_GTN.shape)}"
         )
-    if rows > MOST_ROWS or not (_is_aligned(x_GTK) and _is_aligned(out_GTN)):
+    aligned = is_aligned(out_GTN)
+    if rows > MOST_ROWS or not (aligned and is_aligned(x_GTK)):
         for x_TK, matrix, out_TN in zip(x_GTK, many.matrices, out_GTN, strict=True):
-            out_TN.copy_(exl3_rows(x_TK, matrix, out_dtype=out_GTN.dtype))
+            y_TN = exl3_rows(x_TK, matrix, out_dtype=out_GTN.dtype, out=out_TN if aligned else None)
+            if not aligned:
+                out_TN.copy_(y_TN)
     elif rows:
         with on_device(x_GTK.device):
             _launch(x_GTK, many, out_GTN)
@@ -139,15 +143,6 @@ def cuda_variants(
             yield UNPACK_SOURCE, unpack_defines(bits, codebook)
             for defines in slab_variants(device).values():
                 yield SLAB_SOURCE, defines
-
-
-def _is_aligned(x: Tensor) -> bool:
-    size = x.element_size()
-    return (
-        x.stride(2) == 1
-        and x.data_ptr() % 16 == 0
-        and all(x.stride(axis) * size % 16 == 0 for axis in (0, 1))
-    )
 
 
 def _launch(x_GTK: Tensor, many: CudaExl3Many, out_GTN: Tensor) -> None:
