@@ -20,12 +20,12 @@ _STATIC_BYTES = 1536  # at most, of a block's own and the system's share
 _TOTAL_ROW_BYTES = 4 * 128
 _PROMPT_WARPS = 8
 WINDOW_ROWS = 16384
+MOST_ROUTER_FEW_ROWS = 256
+"""Rows whose inputs are split over blocks of few; more take kernels of their own."""
 MOST_GROUP_ALONE = 4096
 """Pairs that one block brings together by expert; more take a cluster."""
 MOST_ROUTER_NARROW_ROWS = 64
 """Rows that wgmma is not used for."""
-MOST_ROUTER_FEW_ROWS = 256
-"""Rows whose inputs are split over blocks of few; more take kernels of their own."""
 
 _GROUP_BLOCKS = 8  # of a cluster
 _ROUTER_TILE_INPUTS = 64  # of those kernels
@@ -189,18 +189,6 @@ def item_blocks(rows: int, places: int, experts: int, tile: int) -> int:
     return min(items, -(-window // max(8, an_item)))
 
 
-def plan_group(pairs: int, *, together: bool) -> tuple[str, int]:
-    """Kernel and blocks that bring pairs together by expert.
-
-    Args:
-        pairs: of rows and routed experts.
-        together: the device may run a cluster of blocks for it.
-    """
-    if together and pairs > MOST_GROUP_ALONE:
-        return "experts_group_together", _GROUP_BLOCKS
-    return "experts_group", 1
-
-
 @dataclass(frozen=True)
 class RouterPlan:
     """Blocks of the router's products.
@@ -279,3 +267,15 @@ def plan_select(rows: int, experts: int) -> tuple[str, int, int]:
     if experts <= _MOST_SELECT_EXPERTS:
         return "router_select_rows", -(-rows // _SELECT_ROWS), 32 * _SELECT_ROWS
     return "router_select", rows, 128
+
+
+def plan_group(pairs: int, *, together: bool) -> tuple[str, int]:
+    """Kernel and blocks that bring pairs together by expert.
+
+    Args:
+        pairs: of rows and routed experts.
+        together: the device may run a cluster of blocks for it.
+    """
+    if together and pairs > MOST_GROUP_ALONE:
+        return "experts_group_together", _GROUP_BLOCKS
+    return "experts_group", 1
