@@ -210,6 +210,12 @@ def _aligned(x_TK: Tensor) -> Tensor:
     return x_TK if is_aligned(x_TK) else x_TK.clone(memory_format=torch.contiguous_format)
 
 
+def is_prompt(x_TK: Tensor, prepared: CudaExl3) -> bool:
+    """Whether kernels of prompts, not those of few rows, multiply rows like these."""
+    slab = slab_plan(x_TK.device.index, *x_TK.shape, prepared.out_features)
+    return slab is not None or _tiles_for(x_TK, prepared) is not None
+
+
 def is_aligned(x: Tensor) -> bool:
     """Whether rows are contiguous and at multiples of 16 bytes."""
     size = x.element_size()

@@ -25,6 +25,7 @@ from twinspark.kernels.exl3.cuda import (
     device_of,
     exl3_rows,
     is_aligned,
+    is_prompt,
     module_of,
 )
 from twinspark.kernels.exl3.cuda_plan import (
@@ -105,14 +106,17 @@ def exl3_many(x_GTK: Tensor, many: CudaExl3Many, out_GTN: Tensor) -> Tensor:
             f"take {x_GTK.dtype} {tuple(x_GTK.shape)} to {out_GTN.dtype} {tuple(out_GTN.shape)}"
         )
     aligned = is_aligned(out_GTN)
-    if rows > MOST_ROWS or not (aligned and is_aligned(x_GTK)):
+    if not (aligned and is_aligned(x_GTK)) or (rows > MOST_ROWS and is_prompt(x_GTK[0], first)):
         for x_TK, matrix, out_TN in zip(x_GTK, many.matrices, out_GTN, strict=True):
-            y_TN = exl3_rows(x_TK, matrix, out_dtype=out_GTN.dtype, out=out_TN if aligned else None)
+            kept = out_TN if aligned else None
+            y_TN = exl3_rows(x_TK, matrix, out_dtype=out_GTN.dtype, out=kept)
             if not aligned:
                 out_TN.copy_(y_TN)
-    elif rows:
-        with on_device(x_GTK.device):
-            _launch(x_GTK, many, out_GTN)
+        return out_GTN
+    with on_device(x_GTK.device):
+        for begin in range(0, rows, MOST_ROWS):
+            part = slice(begin, begin + MOST_ROWS)
+            _launch(x_GTK[:, part], many, out_GTN[:, part])
     return out_GTN
 
 
