@@ -168,7 +168,7 @@ def exl3_rows(
     with on_device(x_TK.device):
         slab = slab_plan(x_TK.device.index, *x_TK.shape, prepared.out_features)
         if slab is not None:
-            _launch_slab(x_TK, prepared, out, slab)
+            launch_slab(x_TK[None], prepared, None, out[None], slab)
             return out
         tiles = _tiles_for(x_TK, prepared)
         if tiles is not None:
@@ -375,27 +375,41 @@ def _launch_tiles(x_MK: Tensor, prepared: CudaExl3, y_MN: Tensor, plan: TilesPla
     )
 
 
-def _launch_slab(x_MK: Tensor, prepared: CudaExl3, y_MN: Tensor, plan: SlabPlan) -> None:
-    num, inputs = x_MK.shape
-    outputs, index, device = prepared.out_features, x_MK.device.index, x_MK.device
-    kept = prepared.cache_dir
-    defines = unpack_defines(prepared.bits, prepared.codebook)
-    unpack = module_of(UNPACK_SOURCE, index, tuple(defines.items()), kept)
-    module = _slab_modules(index, kept)[plan.rows]
+def launch_slab(
+    x_GMK: Tensor, first: CudaExl3, table: Tensor | None, y_GMN: Tensor, plan: SlabPlan
+) -> None:
+    """Multiply rows of prompts, through slabs of decoded weights.
+
+    Args:
+        x_GMK: rows, of each matrix its own.
+        first: the matrix, or the first of several alike.
+        table: where the matrices are, see `prepare_many`; None of one.
+        y_GMN: where the result goes.
+        plan: whose slab has room for all columns of a matrix, if there are several.
+    """
+    many, num, inputs = x_GMK.shape
+    outputs, index, device = first.out_features, x_GMK.device.index, x_GMK.device
+    defines = unpack_defines(first.bits, first.codebook)
+    unpack = module_of(UNPACK_SOURCE, index, tuple(defines.items()), first.cache_dir)
+    module = _slab_modules(index, first.cache_dir)[plan.rows]
     blocks = -(-num // plan.rows)
-    rows = torch.empty(blocks * plan.rows, inputs, dtype=torch.float16, device=device)
-    args = (x_MK, prepared.suh_K, rows, num, inputs, x_MK.stride(0), TYPES[x_MK.dtype])
-    module.launch("exl3_rotate_wide", (inputs // 128, -(-num // 32), 1), 128, args)
-    slab = torch.empty(plan.columns, inputs, dtype=torch.float16, device=device)
-    scales = (prepared.svh_N, prepared.bias_N)
-    for first in range(0, outputs, plan.columns):
-        columns = min(plan.columns, outputs - first) // 128
-        packed = (prepared.trellis, slab, inputs, outputs, first)
-        unpack.launch("exl3_unpack", (columns, inputs // 128, 1), 256, packed)
+    x_step, y_step = (
+        t.stride(0) * t.element_size() if table is not None else 0 for t in (x_GMK, y_GMN)
+    )
+    rows = torch.empty(many, blocks * plan.rows, inputs, dtype=torch.float16, device=device)
+    x_sizes = (num, inputs, x_GMK.stride(1), TYPES[x_GMK.dtype])
+    args = (x_GMK, first.suh_K, rows, *x_sizes, table, x_step)
+    module.launch("exl3_rotate_wide", (inputs // 128, -(-num // 32), many), 128, args)
+    slab = torch.empty(many, plan.columns, inputs, dtype=torch.float16, device=device)
+    for begin in range(0, outputs, plan.columns):
+        columns = min(plan.columns, outputs - begin) // 128
+        packed = (first.trellis, slab, inputs, outputs, begin, table)
+        unpack.launch("exl3_unpack", (columns, inputs // 128, many), 256, packed)
+        sizes = (num, inputs, y_GMN.stride(1), begin, TYPES[y_GMN.dtype])
         module.launch(
             "exl3_slab",
-            (blocks, columns, 1),
+            (blocks, columns, many),
             384,
-            (slab, *scales, rows, y_MN, num, inputs, y_MN.stride(0), first, TYPES[y_MN.dtype]),
+            (slab, first.svh_N, first.bias_N, rows, y_GMN, *sizes, table, y_step),
             shared=plan.shared,
         )
