@@ -9,7 +9,6 @@
 // (16 experts each), PER_LANE experts a lane of router_select, STAGES of router_logits_many, or 0 for
 // router_logits instead; WIDE warpgroups that multiply of router_logits_wide, or 0 for one of the others.
 #include "../exl3/common.cuh"
-#include "wgmma.cuh"
 
 #define MOST_PLACES 16
 #define STEPS (CHUNK / 32)
@@ -99,6 +98,7 @@ template <int LEFT> __device__ __forceinline__ void wait_for_copies() {
 }
 
 #if WIDE
+#include "wgmma.cuh"
 #include "route_wide.cuh"
 #elif STAGES == 0
 #define X_LINE (2 * CHUNK + 64)  // bytes of a row in shared memory; 16-byte reads of two rows meet all banks
