@@ -2,7 +2,6 @@
 #include "norm.cuh"
 
 #define THREADS NORM_THREADS
-#define HELD 2048
 
 __device__ __forceinline__ void begin() {
   asm volatile("griddepcontrol.launch_dependents;");
@@ -16,49 +15,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) rms_norm_rows(
   begin();
   norm_row(
       x, (u64)blockIdx.x * pitch, weight, y, (u64)blockIdx.x * width, width, wide, __int_as_float(eps), part);
-}
-
-// The same of many bf16 rows of up to HELD values: a warp reads its row once and keeps it; a lane does what four threads of
-// norm_row do. grid (rows / 4 up).
-extern "C" __global__ void __launch_bounds__(THREADS) rms_norm_held(
-    const u16* x, const float* weight, u16* y, int rows, int width, int pitch, int eps) {
-  const int lane = threadIdx.x & 31, row = blockIdx.x * (THREADS / 32) + (threadIdx.x >> 5);
-  begin();
-  if (row >= rows) return;
-  uint4 held[HELD / (8 * THREADS)][4];
-  float part[4] = {}, v[8], w[8];
-#pragma unroll
-  for (int run = 0; run < HELD / (8 * THREADS); run++)
-#pragma unroll
-    for (int of = 0; of < 4; of++) {
-      const int k = 8 * (run * THREADS + 32 * of + lane);
-      held[run][of] = k < width ? *(const uint4*)(x + (u64)row * pitch + k) : make_uint4(0, 0, 0, 0);
-    }
-#pragma unroll
-  for (int of = 0; of < 4; of++) {
-#pragma unroll
-    for (int run = 0; run < HELD / (8 * THREADS); run++) {  // zeros change no sum
-      load8(v, &held[run][of], 0, 0);
-#pragma unroll
-      for (int i = 0; i < 8; i++) part[of] = fmaf(v[i], v[i], part[of]);
-    }
-#pragma unroll
-    for (int step = 16; step; step >>= 1) part[of] += __shfl_xor_sync(0xffffffffu, part[of], step);
-  }
-  const float total = ((part[0] + part[1]) + part[2]) + part[3];
-  const float inverse = __frsqrt_rn(total / (float)width + __int_as_float(eps));
-#pragma unroll
-  for (int run = 0; run < HELD / (8 * THREADS); run++)
-#pragma unroll
-    for (int of = 0; of < 4; of++) {
-      const int k = 8 * (run * THREADS + 32 * of + lane);
-      if (k >= width) continue;
-      load8(v, &held[run][of], 0, 0);
-      load8(w, weight, k, 1);
-#pragma unroll
-      for (int i = 0; i < 8; i++) v[i] = v[i] * inverse * w[i];
-      store8(y, (u64)row * width + k, v, 0);
-    }
 }
 
 // Mean of a row's streams, ascending, to rows `pitch` apart. grid (rows).

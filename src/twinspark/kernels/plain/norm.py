@@ -20,8 +20,6 @@ from twinspark.kernels.elementwise import compute_dtype
 from twinspark.kernels.rms_norm import rms_norm
 
 SOURCE = Path(__file__).with_name("norm.cu")
-_LEAST_HELD_ROWS = 256  # a warp each; fewer are done sooner by a block each
-_MOST_HELD = 2048  # values of a row that a warp keeps
 
 
 def why_not_rows(x: Tensor) -> str | None:
@@ -54,14 +52,15 @@ def rms_norm_rows(
         x_TD = x_TD.clone(memory_format=torch.contiguous_format)
     num, width = x_TD.shape
     out = torch.empty((num, width), dtype=x_TD.dtype, device=x_TD.device)
-    weight_D = weight_D.to(torch.float32).contiguous()
-    eps_bits = int(struct.unpack("i", struct.pack("f", eps))[0])
-    if num >= _LEAST_HELD_ROWS and width <= _MOST_HELD and x_TD.dtype == torch.bfloat16:
-        held = (x_TD, weight_D, out, num, width, x_TD.stride(0), eps_bits)
-        _launch("rms_norm_held", out, -(-num // 4), held, cache_dir)
-        return out
-    wide = int(x_TD.dtype == torch.float32)
-    args = (x_TD, weight_D, out, width, x_TD.stride(0), wide, eps_bits)
+    args = (
+        x_TD,
+        weight_D.to(torch.float32).contiguous(),
+        out,
+        width,
+        x_TD.stride(0),
+        int(x_TD.dtype == torch.float32),
+        int(struct.unpack("i", struct.pack("f", eps))[0]),
+    )
     _launch("rms_norm_rows", out, num, args, cache_dir)
     return out
 
@@ -125,10 +124,10 @@ def _module(index: int, cache_dir: Path | None) -> CudaModule:
 def _launch(
     name: str,
     on: Tensor,
-    blocks: int,
+    rows: int,
     args: tuple[Tensor | int | None, ...],
     cache_dir: Path | None,
 ) -> None:
-    if blocks:
+    if rows:
         with on_device(on.device):
-            _module(on.device.index, cache_dir).launch(name, (blocks, 1, 1), 128, args)
+            _module(on.device.index, cache_dir).launch(name, (rows, 1, 1), 128, args)
