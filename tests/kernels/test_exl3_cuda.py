@@ -279,6 +279,19 @@ def test_rows_through_slabs_have_the_bits_of_decode(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("count", [3, 65, 200, 700, 1300])  # by rows, tiles and slabs
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_rows_of_results_may_be_apart(count: int, dtype: torch.dtype) -> None:
+    prepared = prepared_on_gpu(random_matrix(640, 384, bits2=10, seed=2, bias=True))
+    x, room = rows_of(count, 640).bfloat16(), poisoned(count, 3 * 384).to(dtype)
+    room[:] = 7.0
+    part = room[:, 384:768]
+    assert exl3_rows(x, prepared, out_dtype=dtype, out=part) is part
+    assert torch.equal(part, exl3_rows(x, prepared, out_dtype=dtype))
+    assert bool((room[:, :384] == 7.0).all()) and bool((room[:, 768:] == 7.0).all())
+
+
+@pytest.mark.gpu
 def test_several_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = prepared_on_gpu(random_matrix(640, 1280, bits2=10, seed=2, bias=True))
     x = rows_of(1100, 640).bfloat16()
@@ -356,7 +369,9 @@ def test_no_rows_and_wrong_calls_on_gpu() -> None:
         exl3_rows(rows_of(1, 256), prepared, out_dtype=torch.float64)
     with pytest.raises(ValueError, match="x is on cpu"):
         exl3_rows(rows_of(1, 256).cpu(), prepared)
-    with pytest.raises(ValueError, match="out must be contiguous"):
+    with pytest.raises(ValueError, match="out must be torch.float32"):
         exl3_rows(rows_of(1, 256), prepared, out=poisoned(2, 128))
+    with pytest.raises(ValueError, match="contiguous rows at multiples of 16 bytes"):
+        exl3_rows(rows_of(2, 256), prepared, out=poisoned(2, 130)[:, :128])
     y = exl3_rows(rows_of(1, 256), prepared)
     assert y.isfinite().all()

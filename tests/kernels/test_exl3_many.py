@@ -6,6 +6,7 @@ from tests.kernels.exl3_data import random_matrix
 
 from twinspark.kernels.cuda.compile import ARCHITECTURES, compile_cubin
 from twinspark.kernels.exl3 import Codebook
+from twinspark.kernels.exl3 import many as body
 from twinspark.kernels.exl3.cuda import (
     ROWS_SOURCE,
     TILES_SOURCE,
@@ -13,7 +14,13 @@ from twinspark.kernels.exl3.cuda import (
     exl3_rows,
     prepare_exl3_cuda,
 )
-from twinspark.kernels.exl3.cuda_plan import Device, RowsPlan, plan_rows, rows_defines
+from twinspark.kernels.exl3.cuda_plan import (
+    Device,
+    RowsPlan,
+    plan_rows,
+    rows_defines,
+    slab_variants,
+)
 from twinspark.kernels.exl3.many import cuda_variants, exl3_many, prepare_many, why_not_many
 
 SHAPES = [(2, 256, 128), (8, 1024, 256), (3, 640, 256)]  # matrices, inputs, outputs
@@ -39,6 +46,18 @@ def test_variants_are_those_that_plans_ask_for() -> None:
     wanted = {**rows_defines(5, Codebook.MUL1, plan), "MANY": 1}
     assert (ROWS_SOURCE, wanted) in together
     assert {defines["ROW_TILES"] for _, defines in together} == set(range(1, 9))
+
+
+def test_slabs_of_all_matrices_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(processors=132, shared=232448, wgmma=True)
+    monkeypatch.setattr(body, "device_of", lambda index: device)
+    plans = {rows: body._slab_plan(-1, 4, rows, 4096, 1024) for rows in (64, 255, 256, 2048, 2049)}
+    assert [rows for rows, plan in plans.items() if plan is None] == [64, 255, 2049]
+    for rows, plan in plans.items():
+        if plan is not None:
+            assert plan.columns == 1024  # a slab a matrix
+            stages = slab_variants(device)[plan.rows]["STAGES"]
+            assert plan.shared >= stages * (plan.rows + 128) * 128, rows
 
 
 def held(inputs: int = 256, outputs: int = 128, bits2: int = 8, bias: bool = False) -> CudaExl3:
@@ -69,7 +88,7 @@ def test_rows_have_the_bits_of_one_matrix_at_a_time(shape: tuple[int, int, int])
     count, inputs, outputs = shape
     own = matrices(*shape)
     many = prepare_many(own)
-    for rows in (1, 2, 6, 8, 9, 24, 64, 65, 150):
+    for rows in (1, 2, 6, 8, 9, 24, 64, 65, 150, 300, 700, 2100):  # tiles and slabs, too
         x = torch.randn(rows, count, inputs, device="cuda").bfloat16().transpose(0, 1)
         wanted = torch.stack([exl3_rows(x[n], own[n]) for n in range(count)])
         for axes in ((0, 1), (1, 0)):  # matrices apart, and side by side

@@ -11,6 +11,7 @@ from torch import Tensor
 from twinspark.errors import KernelUnsupported
 from twinspark.kernels.cuda.compile import ARCHITECTURES, compile_cubin
 from twinspark.kernels.exl3 import Exl3Matrix
+from twinspark.kernels.exl3.cuda_plan import Device
 from twinspark.kernels.experts import (
     ShardExperts,
     begin_experts,
@@ -33,14 +34,20 @@ from twinspark.kernels.experts.plan import (
     item_blocks,
     num_units,
     plan_decode,
+    plan_group,
     plan_prompt,
     plan_router,
+    plan_select,
     prompt_defines,
     router_defines,
     window_bounds,
 )
 
 SHARED = {"sm_90a": 232448, "sm_121": 101376}
+DEVICES = {
+    "sm_90a": Device(processors=132, shared=SHARED["sm_90a"], wgmma=True),
+    "sm_121": Device(processors=48, shared=SHARED["sm_121"], wgmma=False),
+}
 GPU_SHAPES = [(256, 128, 10, 3), (1152, 256, 20, 6), (640, 384, 12, 4)]
 
 
@@ -58,8 +65,8 @@ def test_prompt_compiles(arch: str) -> None:
     plan = plan_prompt(SHARED[arch], wgmma=arch == "sm_90a")
     assert plan.threads % 128 == 0 or not plan.wgmma  # registers pass between whole warpgroups
     cubin = compile_cubin(PROMPT_SOURCE, arch=arch, defines=prompt_defines(plan, 1))
-    names = (b"experts_group", b"experts_rotate", b"experts_tiles", b"experts_act_tiled")
-    assert all(name in cubin for name in (*names, b"experts_add"))
+    names = (b"experts_group", b"experts_group_together", b"experts_rotate", b"experts_tiles")
+    assert all(name in cubin for name in (*names, b"experts_act_tiled", b"experts_add"))
     stacks = re.findall(rb"\x04\x11\x08\x00.{4}(.{4})", cubin, re.DOTALL)  # bytes, a kernel each
     assert len(stacks) >= 5 and set(stacks) == {bytes(4)}  # registers hold everything
 
@@ -67,11 +74,54 @@ def test_prompt_compiles(arch: str) -> None:
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("pieces", [1, 2, 3])
 def test_router_compiles(pieces: int, arch: str) -> None:
-    for rows in (8, 9, 257):
-        plan = plan_router(rows, 5120, pieces, SHARED[arch])
+    for rows in (8, 9, 225, 257):
+        plan = plan_router(rows, 5120, pieces, 384, DEVICES[arch])
         defines = router_defines(plan, pieces, 384)
         cubin = compile_cubin(ROUTE_SOURCE, arch=arch, defines=defines)
-        assert plan.kernel.encode() in cubin and b"router_select" in cubin
+        names = (plan.kernel.encode(), b"router_select", b"router_select_rows")
+        assert all(name in cubin for name in names)
+        stacks = re.findall(rb"\x04\x11\x08\x00.{4}(.{4})", cubin, re.DOTALL)
+        assert len(stacks) >= 3 and set(stacks) == {bytes(4)}  # registers hold everything
+    for experts in (7, 512, 1023):  # lanes hold one row of up to 512
+        defines = router_defines(plan, pieces, experts)
+        cubin = compile_cubin(ROUTE_SOURCE, arch=arch, defines=defines)
+        assert plan_select(1000, experts)[0].encode() + b"\0" in cubin
+
+
+@pytest.mark.parametrize(
+    ("rows", "kernel", "groups", "split"),
+    [
+        (224, "router_logits", 0, True),
+        (225, "router_logits_wide", 1, True),  # a chunk of 64 experts a block: two blocks an SM
+        (256, "router_logits_wide", 1, True),
+        (257, "router_logits_wide", 3, True),
+        (2112, "router_logits_wide", 3, True),  # 66 blocks would leave half of 132 idle
+        (2113, "router_logits_wide", 3, False),
+        (4096, "router_logits_wide", 3, False),
+    ],
+)
+def test_router_blocks_of_a_full_size_layer(
+    rows: int, kernel: str, groups: int, split: bool
+) -> None:
+    plan = plan_router(rows, 5120, 1, 384, DEVICES["sm_90a"])
+    assert (plan.kernel, plan.split) == (kernel, split)
+    assert router_defines(plan, 1, 384)["WIDE"] == groups
+    if groups:
+        assert plan.threads == 128 * (groups + 1) and plan.row_tiles == 8
+    # not wider weights, other devices or inputs that are no whole parts
+    assert plan_router(rows, 5120, 2, 384, DEVICES["sm_90a"]).kernel != "router_logits_wide"
+    assert plan_router(rows, 5120, 1, 384, DEVICES["sm_121"]).kernel != "router_logits_wide"
+    assert plan_router(rows, 96, 1, 384, DEVICES["sm_90a"]).kernel == "router_logits"
+
+
+def test_choices_and_groups_by_rows() -> None:
+    assert plan_select(1, 384) == ("router_select", 1, 384)
+    assert plan_select(256, 8) == ("router_select", 256, 128)
+    assert plan_select(257, 384) == ("router_select_rows", 65, 128)
+    assert plan_select(257, 513) == ("router_select", 257, 128)
+    assert plan_group(4096, together=True) == ("experts_group", 1)
+    assert plan_group(4097, together=True) == ("experts_group_together", 8)
+    assert plan_group(4097, together=False) == ("experts_group", 1)
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
@@ -84,8 +134,9 @@ def test_plans_fit_the_devices(bits: int) -> None:
             for blocks in (1, 10**6):
                 assert plan_decode(inputs, bits, 6, blocks, 132).shared + 1536 <= shared
         for pieces in (1, 2, 3):
-            router = plan_router(4096, 5120, pieces, shared)
-            assert router.stages >= 2 and router.shared + 1536 <= shared
+            router = plan_router(4096, 5120, pieces, 384, DEVICES[arch])
+            assert router.stages >= 2 or router.kernel == "router_logits_wide"
+            assert router.shared + 1536 <= shared
 
 
 @pytest.mark.parametrize(
@@ -289,6 +340,22 @@ def test_blocks_of_several_items_change_no_bit(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.gpu
+def test_rows_brought_together_by_a_cluster_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = [on_gpu(shard_matrices(256, 128, 40))]
+    x, (ids, weights) = rows_of(1111, 256), routing(1111, 6, 40)
+    ids[7] = -1
+    kept = torch.rand(1111, 6, generator=torch.Generator().manual_seed(4)) < 0.8
+    given = (x.cuda(), ids.cuda(), weights.cuda(), kept.cuda())
+    usual = call(slice(None), given, shards)
+    parts = [call(slice(i, i + 101), given, shards) for i in range(0, 1111, 101)]
+    assert torch.equal(torch.cat(parts, dim=1), usual)
+    for how in (("experts_group", 1), ("experts_group_together", 8)):
+        monkeypatch.setattr(cuda, "plan_group", lambda *_, how=how, **__: how)
+        for _ in range(5):
+            assert torch.equal(call(slice(None), given, shards), usual), how
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize(
     "shape",
@@ -300,7 +367,7 @@ def test_router_on_gpu(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     weight = (torch.randn(experts, inputs, generator=generator) / inputs**0.5).to(dtype)
     bias, image = 0.1 * torch.randn(2, experts, generator=generator)
-    num = 700
+    num = 2200 if experts == 384 else 700  # chunks in blocks of their own, or a block for all
     x, marks = rows_of(num, inputs), torch.rand(num, generator=generator) < 0.3
     kwargs = {"k": k, "scale": 1.5}
     on = [t.cuda() for t in (x, weight, bias, image, marks)]
@@ -313,7 +380,7 @@ def test_router_on_gpu(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
 
     ids, weights = part(0, num)
     assert bool((ids[:, 1:] > ids[:, :-1]).all()) or k == 1
-    for count in (1, 2, 6, 8, 9, 24, 64, 257):
+    for count in (1, 2, 6, 8, 9, 24, 64, 65, 130, 256, 257, 600):
         for first in (0, 77, num - count):
             ids_few, weights_few = part(first, count)
             assert torch.equal(ids_few, ids[first : first + count])

@@ -145,10 +145,11 @@ def exl3_rows(
         x_TK: [T, K] bf16, fp16 or fp32, on the matrix's device; T may be 0. Not modified.
         prepared: the matrix.
         out_dtype: dtype of the result, one of the three; by default that of `x_TK`.
-        out: where to put the result, contiguous [T, N] of `out_dtype`, or None.
+        out: where to put the result, [T, N] of `out_dtype`, rows contiguous and at multiples of 16
+            bytes; or None.
 
     Returns:
-        [T, N], contiguous.
+        `out`, or [T, N], contiguous.
 
     Raises:
         ValueError: a width, dtype or device that does not fit; the text says which.
@@ -158,24 +159,30 @@ def exl3_rows(
     shape = (x_TK.shape[0], prepared.out_features)
     if out is None:
         out = torch.empty(shape, dtype=out_dtype, device=x_TK.device)
-    elif out.shape != shape or out.dtype != out_dtype or not out.is_contiguous():
+    elif out.shape != shape or out.dtype != out_dtype or not is_aligned(out):
         raise ValueError(
-            f"out must be contiguous {out_dtype} {shape}, it is {out.dtype} {tuple(out.shape)}"
+            f"out must be {out_dtype} {shape} of contiguous rows at multiples of 16 bytes, it is "
+            f"{out.dtype} {tuple(out.shape)}, {tuple(out.stride())} apart"
         )
     x_TK = _aligned(x_TK)
     with on_device(x_TK.device):
         slab = slab_plan(x_TK.device.index, *x_TK.shape, prepared.out_features)
         if slab is not None:
-            _launch_slab(x_TK, prepared, out, slab)
+            launch_slab(x_TK[None], prepared, None, out[None], slab)
             return out
         tiles = _tiles_for(x_TK, prepared)
         if tiles is not None:
             _launch_tiles(x_TK, prepared, out, tiles)
             return out
+        y_TN = (
+            out
+            if out.is_contiguous()
+            else torch.empty_like(out, memory_format=torch.contiguous_format)
+        )
         for first in range(0, x_TK.shape[0], MOST_ROWS):
             rows = slice(first, first + MOST_ROWS)
-            _launch_rows(x_TK[rows], prepared, out[rows])
-    return out
+            _launch_rows(x_TK[rows], prepared, y_TN[rows])
+    return out if y_TN is out else out.copy_(y_TN)
 
 
 def _check(x_TK: Tensor, prepared: CudaExl3, out_dtype: torch.dtype) -> None:
@@ -200,10 +207,20 @@ def _scales(vector: Tensor) -> Tensor:
 
 def _aligned(x_TK: Tensor) -> Tensor:
     """Rows that can be read 16 bytes at a time."""
-    size = x_TK.element_size()
-    if x_TK.stride(1) == 1 and x_TK.stride(0) * size % 16 == 0 and x_TK.data_ptr() % 16 == 0:
-        return x_TK
-    return x_TK.clone(memory_format=torch.contiguous_format)
+    return x_TK if is_aligned(x_TK) else x_TK.clone(memory_format=torch.contiguous_format)
+
+
+def is_prompt(x_TK: Tensor, prepared: CudaExl3) -> bool:
+    """Whether kernels of prompts, not those of few rows, multiply rows like these."""
+    slab = slab_plan(x_TK.device.index, *x_TK.shape, prepared.out_features)
+    return slab is not None or _tiles_for(x_TK, prepared) is not None
+
+
+def is_aligned(x: Tensor) -> bool:
+    """Whether rows are contiguous and at multiples of 16 bytes."""
+    size = x.element_size()
+    apart = (x.data_ptr(), *(stride * size for stride in x.stride()[:-1]))
+    return x.stride(-1) == 1 and all(num % 16 == 0 for num in apart)
 
 
 @cache
@@ -351,35 +368,48 @@ def _launch_tiles(x_MK: Tensor, prepared: CudaExl3, y_MN: Tensor, plan: TilesPla
             num,
             inputs,
             outputs,
+            y_MN.stride(0),
             TYPES[y_MN.dtype],
         ),
         shared=plan.shared,
     )
 
 
-def _launch_slab(x_MK: Tensor, prepared: CudaExl3, y_MN: Tensor, plan: SlabPlan) -> None:
-    num, inputs = x_MK.shape
-    outputs, index, device = prepared.out_features, x_MK.device.index, x_MK.device
-    kept = prepared.cache_dir
-    defines = unpack_defines(prepared.bits, prepared.codebook)
-    unpack = module_of(UNPACK_SOURCE, index, tuple(defines.items()), kept)
-    module = _slab_modules(index, kept)[plan.rows]
+def launch_slab(
+    x_GMK: Tensor, first: CudaExl3, table: Tensor | None, y_GMN: Tensor, plan: SlabPlan
+) -> None:
+    """Multiply rows of prompts, through slabs of decoded weights.
+
+    Args:
+        x_GMK: rows, of each matrix its own.
+        first: the matrix, or the first of several alike.
+        table: where the matrices are, see `prepare_many`; None of one.
+        y_GMN: where the result goes.
+        plan: whose slab has room for all columns of a matrix, if there are several.
+    """
+    many, num, inputs = x_GMK.shape
+    outputs, index, device = first.out_features, x_GMK.device.index, x_GMK.device
+    defines = unpack_defines(first.bits, first.codebook)
+    unpack = module_of(UNPACK_SOURCE, index, tuple(defines.items()), first.cache_dir)
+    module = _slab_modules(index, first.cache_dir)[plan.rows]
     blocks = -(-num // plan.rows)
-    rows = torch.empty(blocks * plan.rows, inputs, dtype=torch.float16, device=device)
-    args = (x_MK, prepared.suh_K, rows, num, inputs, x_MK.stride(0), TYPES[x_MK.dtype])
-    module.launch("exl3_rotate_wide", (inputs // 128, -(-num // 32), 1), 128, args)
-    slab = torch.empty(plan.columns, inputs, dtype=torch.float16, device=device)
-    scales = (prepared.svh_N, prepared.bias_N)
-    for first in range(0, outputs, plan.columns):
-        columns = min(plan.columns, outputs - first) // 128
-        sizes = (inputs, outputs, first)
-        unpack.launch(
-            "exl3_unpack", (columns, inputs // 128, 1), 256, (prepared.trellis, slab, *sizes)
-        )
+    x_step, y_step = (
+        t.stride(0) * t.element_size() if table is not None else 0 for t in (x_GMK, y_GMN)
+    )
+    rows = torch.empty(many, blocks * plan.rows, inputs, dtype=torch.float16, device=device)
+    x_sizes = (num, inputs, x_GMK.stride(1), TYPES[x_GMK.dtype])
+    args = (x_GMK, first.suh_K, rows, *x_sizes, table, x_step)
+    module.launch("exl3_rotate_wide", (inputs // 128, -(-num // 32), many), 128, args)
+    slab = torch.empty(many, plan.columns, inputs, dtype=torch.float16, device=device)
+    for begin in range(0, outputs, plan.columns):
+        columns = min(plan.columns, outputs - begin) // 128
+        packed = (first.trellis, slab, inputs, outputs, begin, table)
+        unpack.launch("exl3_unpack", (columns, inputs // 128, many), 256, packed)
+        sizes = (num, inputs, y_GMN.stride(1), begin, TYPES[y_GMN.dtype])
         module.launch(
             "exl3_slab",
-            (blocks, columns, 1),
+            (blocks, columns, many),
             384,
-            (slab, *scales, rows, y_MN, num, *sizes, TYPES[y_MN.dtype]),
+            (slab, first.svh_N, first.bias_N, rows, y_GMN, *sizes, table, y_step),
             shared=plan.shared,
         )

@@ -6,7 +6,8 @@ rows, K inputs, N outputs. Read next: cuda.py, rows.cu.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -24,11 +25,15 @@ from twinspark.kernels.exl3.cuda import (
     CudaExl3,
     device_of,
     exl3_rows,
+    is_aligned,
+    is_prompt,
+    launch_slab,
     module_of,
 )
 from twinspark.kernels.exl3.cuda_plan import (
     MOST_ROWS,
     Device,
+    SlabPlan,
     plan_rows,
     plan_slab,
     plan_tiles,
@@ -42,6 +47,7 @@ from twinspark.kernels.exl3.cuda_plan import (
 from twinspark.kernels.exl3.linear import CHUNK_INPUTS
 
 _MANY_PROMPT_ROWS = 4096  # enough for every kernel of prompts
+_MOST_SLAB_ROWS = 2048  # of all matrices in one go
 
 
 @dataclass(frozen=True)
@@ -103,13 +109,41 @@ def exl3_many(x_GTK: Tensor, many: CudaExl3Many, out_GTN: Tensor) -> Tensor:
             f"{len(many.matrices)} matrices {first.in_features} x {first.out_features} do not "
             f"take {x_GTK.dtype} {tuple(x_GTK.shape)} to {out_GTN.dtype} {tuple(out_GTN.shape)}"
         )
-    if rows > MOST_ROWS or not (_is_aligned(x_GTK) and _is_aligned(out_GTN)):
+    aligned = is_aligned(out_GTN)
+    slab = _slab_plan(x_GTK.device.index, *x_GTK.shape, first.out_features)
+    if not (aligned and is_aligned(x_GTK)) or (
+        slab is None and rows > MOST_ROWS and is_prompt(x_GTK[0], first)
+    ):
         for x_TK, matrix, out_TN in zip(x_GTK, many.matrices, out_GTN, strict=True):
-            out_TN.copy_(exl3_rows(x_TK, matrix, out_dtype=out_GTN.dtype))
-    elif rows:
-        with on_device(x_GTK.device):
-            _launch(x_GTK, many, out_GTN)
+            kept = out_TN if aligned else None
+            y_TN = exl3_rows(x_TK, matrix, out_dtype=out_GTN.dtype, out=kept)
+            if not aligned:
+                out_TN.copy_(y_TN)
+        return out_GTN
+    with on_device(x_GTK.device):
+        if slab is not None:
+            launch_slab(x_GTK, first, many.table, out_GTN, slab)
+            return out_GTN
+        for begin in range(0, rows, MOST_ROWS):
+            part = slice(begin, begin + MOST_ROWS)
+            _launch(x_GTK[:, part], many, out_GTN[:, part])
     return out_GTN
+
+
+@lru_cache(1024)  # prompts come in pieces of any number of rows
+def _slab_plan(index: int, num: int, rows: int, inputs: int, outputs: int) -> SlabPlan | None:
+    """Blocks for rows that go through slabs, all matrices in one go, or None.
+
+    A launch for each would leave most multiprocessors idle unless rows are very many, and then
+    memory for all of them at once is not worth it.
+    """
+    device = device_of(index)
+    one = plan_slab(rows, inputs, outputs, device)
+    if rows > _MOST_SLAB_ROWS or one is None:
+        return None
+    together = num * outputs
+    plan = plan_slab(rows, inputs, together, device, most_bytes=2 * inputs * together)
+    return replace(one if plan is None else plan, columns=outputs)
 
 
 def cuda_variants(
@@ -139,15 +173,6 @@ def cuda_variants(
             yield UNPACK_SOURCE, unpack_defines(bits, codebook)
             for defines in slab_variants(device).values():
                 yield SLAB_SOURCE, defines
-
-
-def _is_aligned(x: Tensor) -> bool:
-    size = x.element_size()
-    return (
-        x.stride(2) == 1
-        and x.data_ptr() % 16 == 0
-        and all(x.stride(axis) * size % 16 == 0 for axis in (0, 1))
-    )
 
 
 def _launch(x_GTK: Tensor, many: CudaExl3Many, out_GTN: Tensor) -> None:

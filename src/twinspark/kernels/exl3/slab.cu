@@ -16,11 +16,17 @@
 #define SUM_PITCH 132
 
 // x [M, K] to rotated fp16 in blocks' order: [M / ROWS up][K / 8][ROWS][8], so that a part of a block's rows is one
-// run of bytes and 8 rows by 8 inputs are 128 of them. A warp takes 128 inputs of 8 rows. grid (K / 128, M / 32 up).
+// run of bytes and 8 rows by 8 inputs are 128 of them. A warp takes 128 inputs of 8 rows. grid (K / 128, M / 32 up,
+// matrices). With a `table`, see rows.cu, matrices have rows x_step bytes apart, and their results lie one after another.
 extern "C" __global__ void __launch_bounds__(128) exl3_rotate_wide(
     const void* __restrict__ x, const u16* __restrict__ suh, u16* __restrict__ out,
-    int M, int K, int x_pitch, int x_type) {
+    int M, int K, int x_pitch, int x_type, const u64* __restrict__ table, int x_step) {
   let_consumer_start();
+  if (table) {
+    suh = (const u16*)table[3 * blockIdx.z + 1];
+    x = (const char*)x + (u64)blockIdx.z * x_step;
+    out += (u64)blockIdx.z * ((M + ROWS - 1) / ROWS * ROWS) * K;
+  }
   const int lane = threadIdx.x & 31, row = blockIdx.y * 32 + (threadIdx.x >> 5) * 8 + (lane >> 2);
   const int k = 128 * blockIdx.x + 4 * (lane & 3);
   wait_for_producer();
@@ -105,7 +111,7 @@ __device__ __forceinline__ void leave_stage(u32 empty, int lane) {
 }
 
 // Eight rows of sums a warp, rotated, scaled and stored.
-__device__ __forceinline__ void finish_rows(const float* sums, const Output& out, int M, int N, int row0, int column0) {
+__device__ __forceinline__ void finish_rows(const float* sums, const Output& out, int M, int pitch, int row0, int column0) {
   const int lane = threadIdx.x & 31, column = column0 + 4 * (lane & 3);
   for (int r0 = (threadIdx.x >> 5) * 8; r0 < ROWS; r0 += 8 * WARPS) {
     const int row = row0 + r0 + (lane >> 2);
@@ -121,16 +127,18 @@ __device__ __forceinline__ void finish_rows(const float* sums, const Output& out
         f[0] += half_to_float(b.x & 0xffff); f[1] += half_to_float(b.x >> 16);
         f[2] += half_to_float(b.y & 0xffff); f[3] += half_to_float(b.y >> 16);
       }
-      store_four(f, out, (u64)row * N + here);
+      store_four(f, out, (u64)row * pitch + here);
     }
   }
 }
 
-// xr as exl3_rotate_wide leaves it, `slab` as exl3_unpack does from column `first` on. grid (M / ROWS up, columns / 128);
-// of the third warpgroup one warp asks for bytes, and the others get its registers.
+// xr as exl3_rotate_wide leaves it, `slab` as exl3_unpack does from column `first` on; rows of y are `pitch` apart.
+// grid (M / ROWS up, columns / 128, matrices); with a `table` those of several matrices, results y_step bytes apart.
+// Of the third warpgroup one warp asks for bytes, and the others get its registers.
 extern "C" __global__ void __launch_bounds__(32 * WARPS + 128, 1) exl3_slab(
     const u16* __restrict__ slab, const u16* __restrict__ svh, const u16* __restrict__ bias,
-    const u16* __restrict__ xr, void* __restrict__ y, int M, int K, int N, int first, int y_type) {
+    const u16* __restrict__ xr, void* __restrict__ y, int M, int K, int pitch, int first, int y_type,
+    const u64* __restrict__ table, int y_step) {
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ __align__(8) u64 full[STAGES], empty[STAGES];
   const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31, parts = K / PART_INPUTS;
@@ -141,6 +149,12 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS + 128, 1) exl3_slab(
   }
   __syncthreads();
   let_consumer_start();
+  if (table) {
+    svh = (const u16*)table[3 * blockIdx.z + 2];
+    slab += (u64)blockIdx.z * gridDim.y * K * COLUMNS;
+    xr += (u64)blockIdx.z * gridDim.x * K * ROWS;
+    y = (char*)y + (u64)blockIdx.z * y_step;
+  }
   if (warp >= WARPS) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     wait_for_producer();
@@ -193,6 +207,6 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS + 128, 1) exl3_slab(
     float* sums = (float*)shared;
     leave_sums<ROW_TILES, SUM_PITCH>(sums, total, warp, lane);
     workers_sync();
-    finish_rows(sums, {svh, bias, y, y_type}, M, N, blockIdx.x * ROWS, first + blockIdx.y * COLUMNS);
+    finish_rows(sums, {svh, bias, y, y_type}, M, pitch, blockIdx.x * ROWS, first + blockIdx.y * COLUMNS);
   }
 }

@@ -111,10 +111,10 @@ __device__ __forceinline__ void multiply_rows(
 #endif
 
 // xr as exl3_rotate_tiled leaves it. grid (M / ROWS up, N / 128); one more warp than WARPS only asks
-// for bytes. Rows of the last block past M hold anything and are not stored.
+// for bytes. Rows of the last block past M hold anything and are not stored; those of y are y_pitch apart.
 extern "C" __global__ void __launch_bounds__(32 * WARPS + 32, RESIDENT) exl3_tiles(
     const u32* __restrict__ trellis, const u16* __restrict__ svh, const u16* __restrict__ bias,
-    const u16* __restrict__ xr, void* __restrict__ y, int M, int K, int N, int y_type) {
+    const u16* __restrict__ xr, void* __restrict__ y, int M, int K, int N, int y_pitch, int y_type) {
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ __align__(8) u64 full[STAGES], empty[STAGES];
   const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31, parts = K / PART_INPUTS;
@@ -171,6 +171,6 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS + 32, RESIDENT) exl3_til
     if (row >= M) break;
     const float4 s = *(const float4*)(sums + r * SUM_PITCH + 4 * lane);
     float v[4] = {s.x, s.y, s.z, s.w};
-    finish_row(v, out, (u64)row * N, blockIdx.y * 128 + 4 * lane);
+    finish_row(v, out, (u64)row * y_pitch, blockIdx.y * 128 + 4 * lane);
   }
 }

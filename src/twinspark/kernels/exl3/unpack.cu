@@ -6,11 +6,17 @@
 #define WARPS 8
 #define COLUMNS 128
 
-// Weights of columns from `first` on to [columns / 128][K / 8][128][8] fp16. grid (columns / 128, K / 128).
+// Weights of columns from `first` on to [columns / 128][K / 8][128][8] fp16; of all matrices of a `table`, see rows.cu,
+// if there is one. grid (columns / 128, K / 128, matrices).
 extern "C" __global__ void __launch_bounds__(32 * WARPS) exl3_unpack(
-    const u32* __restrict__ trellis, u32* __restrict__ slab, int K, int N, int first) {
+    const u32* __restrict__ trellis, u32* __restrict__ slab, int K, int N, int first,
+    const u64* __restrict__ table) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, tile0 = blockIdx.y * PART;
   const Places at = places(lane);
+  if (table) {
+    trellis = (const u32*)table[3 * blockIdx.z];
+    slab += (u64)blockIdx.z * gridDim.x * (K / 8) * COLUMNS * 4;
+  }
   const u64 pitch = (u64)(N / 16) * TILE_WORDS;
   const u32* from = trellis + tile0 * pitch + (u64)(first / 16 + blockIdx.x * WARPS + warp) * TILE_WORDS;
   Words words[PART];

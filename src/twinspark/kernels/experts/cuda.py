@@ -22,6 +22,7 @@ from twinspark.kernels.cuda.launch import (
     shared_bytes,
     why_not_launch,
 )
+from twinspark.kernels.exl3.cuda import device_of
 from twinspark.kernels.exl3.cuda_plan import CODEBOOKS
 from twinspark.kernels.exl3.linear import CHUNK_INPUTS, Exl3Matrix
 from twinspark.kernels.experts.few import Begun, Routed, float_bits, module_of, run_few
@@ -29,11 +30,12 @@ from twinspark.kernels.experts.plan import (
     DECODE_ROWS,
     PromptPlan,
     item_blocks,
+    plan_group,
     plan_prompt,
     plan_router,
+    plan_select,
     prompt_defines,
     router_defines,
-    router_select_threads,
     window_bounds,
 )
 
@@ -173,7 +175,7 @@ def route_cuda(
     if num == 0:
         return ids, weights
     pieces = _PIECES[weight_ED.dtype]
-    plan = plan_router(num, inputs, pieces, shared_bytes(device.index))
+    plan = plan_router(num, inputs, pieces, experts, device_of(device.index))
     defines = router_defines(plan, pieces, experts)
     parts = -(-inputs // CHUNK_INPUTS) if plan.split else 1
     with on_device(device):
@@ -183,14 +185,15 @@ def route_cuda(
         module.launch(
             plan.kernel,
             (columns, parts, blocks),
-            32 * plan.warps,
+            plan.threads,
             (weight_ED, x_TD, logits, num, experts, inputs, x_TD.stride(0)),
             shared=plan.shared,
         )
         marks = None if image_T is None else image_T.view(torch.uint8)
         numbers = (num, experts, parts, k, float_bits(scale), float_bits(temperature))
         args = (logits, bias_E, image_bias_E, marks, ids, weights, *numbers)
-        module.launch("router_select", (num, 1, 1), router_select_threads(num, experts), args)
+        chooser, rows, threads = plan_select(num, experts)
+        module.launch(chooser, (rows, 1, 1), threads, args)
     return ids, weights
 
 
@@ -221,9 +224,10 @@ class _Prompt:
         self._num_groups = self._ints(1)
         self._items = self._ints(self._windows, self._most, 4)
         self._num_items = self._ints(self._windows)
+        name, blocks = plan_group(num * self._places, together=self._plan.wgmma)
         self._module.launch(
-            "experts_group",
-            (1, 1, 1),
+            name,
+            (blocks, 1, 1),
             1024,
             (
                 *(ids_TA, kept_TA, self._row_of_pair, self._pair_of_row, self._expert_of_group),

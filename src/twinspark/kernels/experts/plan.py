@@ -5,6 +5,8 @@ Plain numbers. Constants were measured on an H200. Read next: cuda.py, decode.cu
 
 from dataclasses import dataclass
 
+from twinspark.kernels.exl3.cuda_plan import Device
+
 CHUNK_INPUTS = 512
 DECODE_ROWS = 64
 """Most rows of a call that decode.cu takes; prompt.cu takes more."""
@@ -19,9 +21,17 @@ _TOTAL_ROW_BYTES = 4 * 128
 _PROMPT_WARPS = 8
 WINDOW_ROWS = 16384
 MOST_ROUTER_FEW_ROWS = 256
-"""Rows whose inputs are split over blocks; more take a kernel of their own."""
+"""Rows whose inputs are split over blocks of few; more take kernels of their own."""
+MOST_GROUP_ALONE = 4096
+"""Pairs that one block brings together by expert; more take a cluster."""
+MOST_ROUTER_NARROW_ROWS = 224
+"""Rows that wgmma is not used for: 100 took 15.1 us with it and 10.9 without, 256 16.9 and 18.4."""
 
-_ROUTER_TILE_INPUTS = 64  # of that kernel
+_GROUP_BLOCKS = 8  # of a cluster
+_ROUTER_TILE_INPUTS = 64  # of those kernels
+_ROUTER_WIDE_SHARED = 12 * 64 * 128  # twelve parts of 64 rows and 64 inputs
+_MOST_SELECT_EXPERTS = 512
+_SELECT_ROWS = 4
 
 
 @dataclass(frozen=True)
@@ -184,10 +194,11 @@ class RouterPlan:
     """Blocks of the router's products.
 
     Attributes:
-        kernel: router_logits for few rows, router_logits_many for many.
-        row_tiles: of 8 rows a warp.
-        warps: of a block, 16 experts each.
-        stages: of 64 inputs in shared memory, of the second kernel; 0 for the first.
+        kernel: router_logits for few rows, router_logits_wide or router_logits_many for many.
+        row_tiles: of 8 rows a warp; a block has as many rows.
+        warps: of a block that multiply, 16 experts each.
+        asking: warps beside them.
+        stages: of 64 inputs in shared memory, of router_logits_many; else 0.
         split: chunks of inputs go to blocks of their own.
         shared: dynamic shared memory of a block.
     """
@@ -195,26 +206,39 @@ class RouterPlan:
     kernel: str
     row_tiles: int
     warps: int
+    asking: int
     stages: int
     split: bool
     shared: int
 
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * (self.warps + self.asking)
 
-def plan_router(rows: int, inputs: int, pieces: int, shared: int) -> RouterPlan:
+
+def plan_router(rows: int, inputs: int, pieces: int, experts: int, device: Device) -> RouterPlan:
     """Blocks for so many rows and weights of so many bf16 pieces.
 
     Args:
         rows: T.
         inputs: D.
         pieces: 1 for bf16 weights, 2 for fp16, 3 for fp32.
-        shared: bytes of shared memory a block may have.
+        experts: E.
+        device: what runs them.
     """
+    fits_tiles = inputs % _ROUTER_TILE_INPUTS == 0
+    if device.wgmma and pieces == 1 and rows > MOST_ROUTER_NARROW_ROWS and fits_tiles:
+        groups = 1 if rows <= MOST_ROUTER_FEW_ROWS else 3
+        blocks = -(-rows // 64) * -(-experts // (64 * groups))
+        split = 2 * blocks <= device.processors
+        return RouterPlan("router_logits_wide", 8, 4 * groups, 4, 0, split, _ROUTER_WIDE_SHARED)
     split = rows <= MOST_ROUTER_FEW_ROWS
-    if split or inputs % _ROUTER_TILE_INPUTS:
-        return RouterPlan("router_logits", 1 if rows <= 8 else 4, 2, 0, split, 0)
+    if split or not fits_tiles:
+        return RouterPlan("router_logits", 1 if rows <= 8 else 4, 2, 0, 0, split, 0)
     stage = 128 * (272 if pieces == 3 else 192) + 64 * 192
-    stages = min(3, (shared - _STATIC_BYTES) // stage)
-    return RouterPlan("router_logits_many", 8, 8, stages, False, stages * stage)
+    stages = min(3, (device.shared - _STATIC_BYTES) // stage)
+    return RouterPlan("router_logits_many", 8, 8, 0, stages, False, stages * stage)
 
 
 def router_defines(plan: RouterPlan, pieces: int, experts: int) -> dict[str, int]:
@@ -224,10 +248,34 @@ def router_defines(plan: RouterPlan, pieces: int, experts: int) -> dict[str, int
         "ROW_TILES": plan.row_tiles,
         "WARPS": plan.warps,
         "STAGES": plan.stages,
+        "WIDE": plan.warps // 4 if plan.asking else 0,
         "PER_LANE": -(-experts // 32),
     }
 
 
-def router_select_threads(rows: int, experts: int) -> int:
-    """Threads of a block that chooses for one row: one an expert, unless blocks are many."""
-    return 128 if rows > MOST_ROUTER_FEW_ROWS else max(128, -(-experts // 32) * 32)
+def plan_select(rows: int, experts: int) -> tuple[str, int, int]:
+    """Kernel, blocks and threads of a block that choose the experts.
+
+    A thread an expert for few rows; for many a warp chooses for a row, if its lanes can hold one.
+
+    Args:
+        rows: T.
+        experts: E.
+    """
+    if rows <= MOST_ROUTER_FEW_ROWS:
+        return "router_select", rows, max(128, -(-experts // 32) * 32)
+    if experts <= _MOST_SELECT_EXPERTS:
+        return "router_select_rows", -(-rows // _SELECT_ROWS), 32 * _SELECT_ROWS
+    return "router_select", rows, 128
+
+
+def plan_group(pairs: int, *, together: bool) -> tuple[str, int]:
+    """Kernel and blocks that bring pairs together by expert.
+
+    Args:
+        pairs: of rows and routed experts.
+        together: the device may run a cluster of blocks for it.
+    """
+    if together and pairs > MOST_GROUP_ALONE:
+        return "experts_group_together", _GROUP_BLOCKS
+    return "experts_group", 1

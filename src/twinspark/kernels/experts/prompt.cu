@@ -23,101 +23,10 @@
 #define MOST_STAGES 8
 #define MOST_EXPERTS 1024  // the shared one counted
 #define MOST_PLACES 16     // of a row, the shared expert's counted
-#define BATCH 8            // ids a thread asks for at once
 
 struct __align__(16) Item { int expert, first, count, unused; };
 
-// ---- who works with whom
-
-// Sum of `value` over the threads before this one; `total` over all of the block of 1,024.
-__device__ __forceinline__ int sum_before(int value, int* warp_sums, int& total) {
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  int upto = value;
-#pragma unroll
-  for (int step = 1; step < 32; step <<= 1) {
-    const int other = __shfl_up_sync(0xffffffffu, upto, step);
-    if (lane >= step) upto += other;
-  }
-  __syncthreads();
-  if (lane == 31) warp_sums[warp] = upto;
-  __syncthreads();
-  const int each = warp_sums[lane];
-  int before = lane < warp ? each : 0, all = each;
-#pragma unroll
-  for (int step = 16; step > 0; step >>= 1) {
-    before += __shfl_xor_sync(0xffffffffu, before, step);
-    all += __shfl_xor_sync(0xffffffffu, all, step);
-  }
-  total = all;
-  return before + upto - value;
-}
-__device__ __forceinline__ int id_of(const int* ids, const unsigned char* kept, int at, int end) {
-  return at >= end || (kept && !kept[at]) ? -1 : ids[at];
-}
-// Places pairs by expert: row_of_pair (-1: dropped), pair_of_row (-1: padding), expert_of_group of 8
-// rows, num_groups, and per window its items and their number. One block of 1,024.
-extern "C" __global__ void __launch_bounds__(1024) experts_group(
-    const int* ids, const unsigned char* kept, int* row_of_pair, int* pair_of_row, int* expert_of_group,
-    int* num_groups, Item* items, int* num_items,
-    int rows, int places, int experts, int windows, int window_rows, int most_items) {
-  __shared__ int counts[MOST_EXPERTS], starts[MOST_EXPERTS], warp_sums[32];
-  const int tid = threadIdx.x, all = rows * places;
-  let_consumer_start();
-  counts[tid] = tid == experts ? rows : 0;
-  wait_for_producer();
-  __syncthreads();
-  for (int first = tid; first < all; first += BATCH * 1024) {
-    int id[BATCH];
-#pragma unroll
-    for (int j = 0; j < BATCH; j++) id[j] = id_of(ids, kept, first + 1024 * j, all);
-#pragma unroll
-    for (int j = 0; j < BATCH; j++) {
-      const int i = first + 1024 * j;
-      if (i < all) row_of_pair[i + i / places] = id[j] < 0 ? -1 : atomicAdd(counts + id[j], 1);
-    }
-  }
-  __syncthreads();
-  const int count = counts[tid], padded = (count + 7) / 8 * 8;
-  int total, unused;
-  const int start = sum_before(padded, warp_sums, total);
-  starts[tid] = start;
-  if (tid == 0) *num_groups = total / 8;
-  for (int i = start + count; i < start + padded; i++) pair_of_row[i] = -1;
-  if (tid < experts)
-    for (int i = start; i < start + padded; i += 8) expert_of_group[i / 8] = tid;
-  for (int w = 0; w < windows; w++) {
-    const int low = max(start, w * window_rows), high = min(start + count, (w + 1) * window_rows);
-    const int num = max(high - low, 0), tiles = (num + ROWS - 1) / ROWS;
-    const int each = tiles ? ((num + tiles - 1) / tiles + 7) / 8 * 8 : 0;
-    int at = sum_before(tiles, warp_sums, unused);
-    if (tid == 0) num_items[w] = unused;
-    for (int i = 0; i < tiles; i++)
-      items[(u64)w * most_items + at + i] = {tid, low + i * each, min(each, num - i * each), 0};
-  }
-  __syncthreads();
-  const int shared_start = starts[experts];
-  for (int i = tid; i < rows; i += 1024) {
-    row_of_pair[i * (places + 1) + places] = shared_start + i;
-    pair_of_row[shared_start + i] = i * (places + 1) + places;
-    if (i % 8 == 0) expert_of_group[(shared_start + i) / 8] = experts;
-  }
-  for (int first = tid; first < all; first += BATCH * 1024) {
-    int id[BATCH], rank[BATCH];
-#pragma unroll
-    for (int j = 0; j < BATCH; j++) {
-      const int i = first + 1024 * j;
-      id[j] = id_of(ids, kept, i, all);
-      rank[j] = id[j] < 0 ? 0 : row_of_pair[i + i / places];
-    }
-#pragma unroll
-    for (int j = 0; j < BATCH; j++) {
-      const int pair = first + 1024 * j + (first + 1024 * j) / places;
-      if (id[j] < 0) continue;
-      row_of_pair[pair] = starts[id[j]] + rank[j];
-      pair_of_row[starts[id[j]] + rank[j]] = pair;
-    }
-  }
-}
+#include "group.cuh"
 
 // Where a lane's 32 values of a part of a group of 8 rows go: eight runs of 4, 128 apart.
 __device__ __forceinline__ u64 tiled(int group, int part, int groups) {

@@ -7,7 +7,7 @@
 //
 // Macros: PIECES 1 (bf16 weights), 2 (fp16) or 3 (fp32), ROW_TILES of 8 rows a warp, WARPS of a block
 // (16 experts each), PER_LANE experts a lane of router_select, STAGES of router_logits_many, or 0 for
-// router_logits instead.
+// router_logits instead; WIDE warpgroups that multiply of router_logits_wide, or 0 for one of the others.
 #include "../exl3/common.cuh"
 
 #define MOST_PLACES 16
@@ -97,7 +97,10 @@ template <int LEFT> __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
-#if STAGES == 0
+#if WIDE
+#include "wgmma.cuh"
+#include "route_wide.cuh"
+#elif STAGES == 0
 #define X_LINE (2 * CHUNK + 64)  // bytes of a row in shared memory; 16-byte reads of two rows meet all banks
 
 // x [rows][inputs] bf16, `x_pitch` apart; logits [parts][rows][experts]. A chunk's rows are asked for at once.
@@ -221,86 +224,4 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) router_logits_many(
 }
 #endif
 
-__device__ __forceinline__ u32 ordered(float v) {  // larger values, larger numbers
-  const u32 b = __float_as_uint(v);
-  return b & 0x80000000u ? ~b : b | 0x80000000u;
-}
-__device__ __forceinline__ float load_early(const float* p) {  // the compiler leaves it before the wait
-  float v;
-  asm volatile("ld.volatile.global.f32 %0, [%1];" : "=f"(v) : "l"(p));
-  return v;
-}
-// A block chooses for one row: the `places` largest sums of score and bias, equal ones by lower id. ids
-// [rows][places] ascend; weights are scores over their ascending sum, times `scale`. `marked` rows
-// (null: none) take `marked_bias`. grid (rows), any whole warps.
-extern "C" __global__ void __launch_bounds__(32 * PER_LANE < 128 ? 128 : 32 * PER_LANE) router_select(
-    const float* logits, const float* __restrict__ bias, const float* __restrict__ marked_bias,
-    const unsigned char* marked, int* ids, float* weights,
-    int rows, int experts, int parts, int places, int scale, int temperature) {
-  __shared__ float scores[32 * PER_LANE];
-  __shared__ u32 keys[32 * PER_LANE];
-  __shared__ int chosen_id[MOST_PLACES];
-  __shared__ float chosen_score[MOST_PLACES];
-  let_consumer_start();
-  const int lane = threadIdx.x & 31, row = blockIdx.x, nearest = min((int)threadIdx.x, experts - 1);
-  const float early = load_early(bias + nearest), early_marked = marked ? load_early(marked_bias + nearest) : 0.f;
-  wait_for_producer();
-  const bool is_marked = marked && marked[row];
-  const float* own = is_marked ? marked_bias : bias;
-  for (int expert = threadIdx.x; expert < 32 * PER_LANE; expert += blockDim.x) {
-    u32 key = 0;  // smaller than that of any number
-    if (expert < experts) {
-      const float added = expert == threadIdx.x ? (is_marked ? early_marked : early) : own[expert];
-      const float* p = logits + (u64)row * experts + expert;
-      float logit = 0.f;
-      for (int part = 0; part < parts; part += 10) {
-        float v[10];
-#pragma unroll
-        for (int i = 0; i < 10; i++)
-          if (part + i < parts) v[i] = p[(u64)(part + i) * rows * experts];
-#pragma unroll
-        for (int i = 0; i < 10; i++)
-          if (part + i < parts) logit = part + i == 0 ? v[i] : logit + v[i];
-      }
-      logit /= __int_as_float(temperature);
-      const float score = sqrtf(fmaxf(logit, 0.f) + log1pf(expf(-fabsf(logit))));
-      scores[expert] = score;
-      key = ordered(score + added);
-    }
-    keys[expert] = key;
-  }
-  __syncthreads();
-  if (threadIdx.x >= 32) return;
-  u32 key[PER_LANE];
-#pragma unroll
-  for (int i = 0; i < PER_LANE; i++) key[i] = keys[32 * i + lane];
-  u32 mine = 0;  // chosen experts of this lane, by i
-  for (int place = 0; place < places; place++) {
-    u32 best = 0;
-    int at = 32;  // none left
-#pragma unroll
-    for (int i = 0; i < PER_LANE; i++)
-      if (!(mine >> i & 1) && (key[i] > best || at == 32)) { best = key[i]; at = i; }
-    const u32 most = __reduce_max_sync(0xffffffffu, at < 32 ? best : 0);
-    const u32 expert = __reduce_min_sync(0xffffffffu, at < 32 && best == most ? 32 * at + lane : ~0u);
-    if ((expert & 31) == lane) mine |= 1u << (expert >> 5);
-  }
-  int before = 0;
-#pragma unroll
-  for (int i = 0; i < PER_LANE; i++) {
-    const u32 those = __ballot_sync(0xffffffffu, mine >> i & 1);
-    if (mine >> i & 1) {
-      const int place = before + __popc(those & ((1u << lane) - 1));
-      chosen_id[place] = 32 * i + lane;
-      chosen_score[place] = scores[32 * i + lane];
-    }
-    before += __popc(those);
-  }
-  __syncwarp();
-  float sum = chosen_score[0];
-  for (int place = 1; place < places; place++) sum += chosen_score[place];
-  if (lane < places) {
-    ids[row * places + lane] = chosen_id[lane];
-    weights[row * places + lane] = chosen_score[lane] / (sum + 1e-20f) * __int_as_float(scale);
-  }
-}
+#include "route_choose.cuh"
