@@ -12,7 +12,8 @@
 #define STAGE (TILES * STREAMS * RUNS)
 #define FINISH_THREADS 128
 
-// A stage: runs of 16 bytes by thread, each for the thread that asks for it: of each tile its 4 streams.
+// A stage: runs of 16 bytes by thread, each for the thread that asks for it: of each tile its 4 streams. `first`: the
+// thread's row of the first tile.
 __device__ __forceinline__ void ask(u32 to, const u16* x, int first, int rows) {
 #pragma unroll
   for (int n = 0; n < TILES; n++) {
@@ -52,11 +53,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) mix_tiles(
   load_planes(planes, fn, min(pair * WARPS + warp, HIDDEN / 32 - 1));
   wait_for_producer();
   int at = (tiles + TILES - 1) / TILES - 1 - blockIdx.y;
-  const u16* mine = x + (u64)g * STREAMS * HIDDEN + column;
 #pragma unroll 1
   for (int i = 0; i < STAGES; i++) {
     const int first = (at - i * step) * TILES * TILE;
-    if (active && first >= 0) ask(stages_at + i * STAGE, mine + (u64)first * STREAMS * HIDDEN, g + first, rows);
+    if (active && first >= 0) ask(stages_at + i * STAGE, x + column, first + g, rows);
     copies_end();
   }
   Marked ahead = {};
@@ -93,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) mix_tiles(
         put_sums(sums[turn][n][warp], products[n],
                  (squared[n][0] + squared[n][1]) + (squared[n][2] + squared[n][3]), coarse.row[n]);
       const int next = (at - STAGES * step) * TILES * TILE;  // into the place of what has been used up
-      if (next >= 0) ask(stages_at + stage * STAGE, mine + (u64)next * STREAMS * HIDDEN, g + next, rows);
+      if (next >= 0) ask(stages_at + stage * STAGE, x + column, next + g, rows);
     }
     copies_end();
     stage = stage + 1 == STAGES ? 0 : stage + 1;
