@@ -20,6 +20,7 @@ from twinspark.kernels.residual.cuda import (
     lanes_of,
     plan_rows,
     plan_tiles,
+    processors_beside,
     why_not_boundary,
 )
 from twinspark.kernels.residual.site import MOST_SHARDS
@@ -216,6 +217,11 @@ def test_plans_fit(shared: int) -> None:
         assert tiles.stages * 16 * 4 * 256 * 2 + 26 * 1024 <= shared
         columns, ways, _ = tiles.grid
         assert columns == -(-hidden // 256) and columns * ways <= 132 < columns * (ways + 1)
+        beside = processors_beside(hidden, 132)
+        assert 0 < 2 * beside <= 132 and beside % columns == 0
+        assert plan_tiles(4096, hidden, beside, shared).grid == (columns, beside // columns, 1)
+    assert processors_beside(5120, 132) == 40 and processors_beside(5120, 48) == 20
+    assert processors_beside(5120, 30) == 0
     assert plan_rows(70, 5120, 1, False, 132, shared).blocks == 70
     assert plan_rows(4096, 5120, MOST_SHARDS, True, 132, 101376).stages == 0
     assert plan_tiles(70, 128, 132, shared).grid == (1, 5, 1)

@@ -1,8 +1,9 @@
 """The residual boundary on CUDA devices, the same bits for few rows and for many.
 
 One launch makes streams and input, others the mixing weights: up to 64 rows one, in a recording
-beside the next sublayer, which does without them; of more rows two. Owns layouts and launches; the
-arithmetic is in common.cuh, streams.cu and mix.cu, of many rows in rows.cu and tiles.cu.
+beside the next sublayer, which does without them; of more rows two, beside the launch that makes
+the streams. Owns layouts and launches; the arithmetic is in common.cuh, streams.cu and mix.cu, of
+many rows in rows.cu and tiles.cu.
 Letters: T tokens, C = 4 streams, D hidden, M = 24 mixing values.
 Read next: `kernels/cuda/launch.py`, `kernels/cuda/beside.py`.
 """
@@ -45,7 +46,10 @@ _STATIC_BYTES = 27 * 1024  # of tiles.cu, at most, with the system's share
 _ROWS_STATIC_BYTES = 5 * 1024  # of rows.cu
 _WHOLE_THREADS = 640  # of rows.cu: blocks of fewer share a multiprocessor,
 _MOST_TOGETHER = 4  # so many of them
-_MOST_STAGES = 6
+_MOST_STAGES = 6  # of rows.cu
+_MOST_TURNS = 4  # of tiles.cu, on their way
+_MOST_COUNTED = 16384  # rows that tiles.cu takes as they come
+_BESIDE = 0.3  # of the multiprocessors mix where as many as that take each set of columns
 
 
 def why_not_boundary(device: torch.device, streams: int, hidden: int) -> str | None:
@@ -74,7 +78,7 @@ def prepare_site_cuda(
         iters=iters,
         eps=eps,
         lanes=lanes_of(fn_MK),
-        counters=torch.zeros(MOST_ROWS // _TILE, dtype=torch.int32, device=device),
+        counters=torch.zeros(_MOST_COUNTED // _TURN_ROWS, dtype=torch.int32, device=device),
         cache_dir=cache_dir,
     )
     # kernels read weights before the kernel ahead of them has ended: nothing may still write them
@@ -141,9 +145,16 @@ def plan_tiles(rows: int, hidden: int, processors: int, shared: int) -> TilesPla
     """At most one block a processor, none of which changes its columns."""
     columns, turns = -(-hidden // _COLUMNS), -(-rows // _TURN_ROWS)
     return TilesPlan(
-        stages=min(_MOST_STAGES, (shared - _STATIC_BYTES) // _TURN_BYTES),
+        stages=min(_MOST_TURNS, (shared - _STATIC_BYTES) // _TURN_BYTES),
         grid=(columns, max(1, min(turns, processors // columns)), 1),
     )
+
+
+def processors_beside(hidden: int, processors: int) -> int:
+    """Processors that make mixing weights while others make streams; 0: all do both in turn."""
+    columns = -(-hidden // _COLUMNS)
+    mixing = columns * round(_BESIDE * processors / columns)
+    return mixing if 2 * mixing <= processors else 0
 
 
 @dataclass(frozen=True)
@@ -184,9 +195,16 @@ class _Call:
         return self.streams_TCD, self.x_TD, self.collapsed_TD, self.tap_TD
 
     @property
-    def tap_pitch(self) -> int:
-        """Values between the tap's rows."""
-        return 0 if self.tap_TD is None else self.tap_TD.stride(0)
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """What kernels of streams and input take first."""
+        read = (self.x_TCD, self.y, self.pre_TC, self.post_TC, self.comb_TCC, self.norm_D)
+        return *read, *self.outputs
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Whether partials are fp32, how many, values between them and between the tap's rows."""
+        tap_pitch = 0 if self.tap_TD is None else self.tap_TD.stride(0)
+        return int(self.wide), self.shards, self.y_step, tap_pitch
 
 
 def boundary_cuda(
@@ -232,11 +250,11 @@ def boundary_cuda(
     made = Boundary(left, call.x_TD, mixed, call.collapsed_TD)
     if num:
         with on_device(x_TCD.device):
-            _launch_streams(call, norm_eps, cache_dir)
-            if mixed is not None and site is not None:
-                if num > MOST_ROWS:
-                    _mix_many(left, call, site, norm_eps)
-                else:
+            if num > MOST_ROWS:
+                _launch_many(call, site, norm_eps, cache_dir)
+            else:
+                _launch_streams(call, norm_eps, cache_dir)
+                if mixed is not None and site is not None:
                     made = _mix(made, call, site, norm_eps)
     return made
 
@@ -266,32 +284,12 @@ def _module(
 
 
 def _launch_streams(call: _Call, norm_eps: float, cache_dir: Path | None) -> None:
-    """Streams and input."""
+    """Streams and input, a block a row."""
     num, _, hidden = call.x_TCD.shape
     if not any(t is not None for t in call.outputs):
         return
-    index = call.x_TCD.device.index
-    tensors = (
-        *(call.x_TCD, call.y, call.pre_TC, call.post_TC, call.comb_TCC, call.norm_D),
-        *call.outputs,
-    )
-    sizes = int(call.wide), call.shards, call.y_step, call.tap_pitch
-    if num > MOST_ROWS:
-        size = num, hidden, call.shards, call.wide
-        plan = plan_rows(*size, num_processors(index), shared_bytes(index))
-        if plan.stages:
-            defines = (("HIDDEN", hidden), ("STAGES", plan.stages))
-            module = _module(ROWS_SOURCE, index, defines, cache_dir)
-            module.launch(
-                "boundary_rows",
-                (plan.blocks, 1, 1),
-                _row_threads(hidden),
-                (*tensors, num, *sizes, plan.stage_bytes, _bits(norm_eps)),
-                shared=plan.stages * plan.stage_bytes,
-            )
-            return
-    module = _module(STREAMS_SOURCE, index, (("HIDDEN", hidden),), cache_dir)
-    args = (*tensors, *sizes, _bits(norm_eps))
+    module = _module(STREAMS_SOURCE, call.x_TCD.device.index, (("HIDDEN", hidden),), cache_dir)
+    args = (*call.tensors, *call.sizes, _bits(norm_eps))
     module.launch("boundary_streams", (num, 1, 1), _row_threads(hidden), args)
 
 
@@ -336,19 +334,47 @@ def _tiles_defines(hidden: int, shared: int) -> dict[str, int]:
     return {"HIDDEN": hidden, "STAGES": plan_tiles(4096, hidden, 1, shared).stages}
 
 
-def _mix_many(x_TCD: Tensor, call: _Call, site: Site, norm_eps: float) -> None:
-    """Make the mixing weights of more rows than one launch takes."""
-    mixed = call.mix
-    assert mixed is not None
+def _launch_many(call: _Call, site: Site | None, norm_eps: float, cache_dir: Path | None) -> None:
+    """Streams, input and mixing weights of more rows than one launch mixes."""
+    num, _, hidden = call.x_TCD.shape
+    index = call.x_TCD.device.index
+    processors, shared = num_processors(index), shared_bytes(index)
+    counted = site is not None and call.streams_TCD is not None and num <= _MOST_COUNTED
+    beside = processors_beside(hidden, processors) if counted else 0
+    rows = num, hidden, call.shards, call.wide, processors - beside, shared
+    plan = plan_rows(*rows)
+    done = site.counters if site is not None and plan.stages and beside else None
+    if not plan.stages:
+        _launch_streams(call, norm_eps, cache_dir)
+    elif any(t is not None for t in call.outputs):
+        defines = (("HIDDEN", hidden), ("STAGES", plan.stages))
+        module = _module(ROWS_SOURCE, index, defines, cache_dir)
+        module.launch(
+            "boundary_rows",
+            (plan.blocks, 1, 1),
+            min(1024, _row_threads(hidden) + 32),
+            (*call.tensors, num, *call.sizes, plan.stage_bytes, _bits(norm_eps), done),
+            shared=plan.stages * plan.stage_bytes,
+        )
+    if site is not None:
+        tiles = plan_tiles(num, hidden, processors if done is None else beside, shared)
+        _mix_many(call, site, tiles, done, norm_eps)
+
+
+def _mix_many(
+    call: _Call, site: Site, plan: TilesPlan, done: Tensor | None, norm_eps: float
+) -> None:
+    """Mixing weights of rows as they are counted in `done`, or of all of them."""
+    x_TCD = call.x_TCD if call.streams_TCD is None else call.streams_TCD
+    assert call.mix is not None
     num, _, hidden = x_TCD.shape
     index = x_TCD.device.index
-    plan = plan_tiles(num, hidden, num_processors(index), shared_bytes(index))
     defines = _tiles_defines(hidden, shared_bytes(index))
     module = _module(TILES_SOURCE, index, tuple(defines.items()), site.cache_dir)
     tiles = -(-num // _TILE)
     work = x_TCD.new_empty(tiles * plan.grid[0] * _SUMS * _TILE, dtype=torch.float32)
-    rows = (x_TCD, site.lanes, call.bf16_T, work, num)
+    rows = (x_TCD, site.lanes, call.bf16_T, work, done, num)
     module.launch("mix_tiles", plan.grid, 256, rows, shared=plan.stages * _TURN_BYTES)
-    weights = work, site.scale_3, site.base_M, *mixed
+    weights = work, site.scale_3, site.base_M, *call.mix, done
     eps = _bits(site.eps), _bits(norm_eps)
     module.launch("mix_finish", (tiles, 1, 1), 128, (*weights, num, site.iters, *eps))
