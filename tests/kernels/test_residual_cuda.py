@@ -10,12 +10,13 @@ from torch import Tensor
 from twinspark.kernels.cuda.compile import ARCHITECTURES, compile_cubin
 from twinspark.kernels.hyper_connections import HyperMix, collapse, expand, mix, mix_torch
 from twinspark.kernels.matmul import prepare_matrix
-from twinspark.kernels.residual import Boundary, Ran, boundary, prepare_site
+from twinspark.kernels.residual import Boundary, Ran, boundary, cuda, prepare_site
 from twinspark.kernels.residual.cuda import (
     MIX_SOURCE,
     ROWS_SOURCE,
     STREAMS_SOURCE,
     TILES_SOURCE,
+    RowsPlan,
     cuda_variants,
     lanes_of,
     plan_rows,
@@ -333,7 +334,7 @@ def test_parts_have_the_bits_of_the_whole(num: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("num", [1, 24, 64, 300])
+@pytest.mark.parametrize("num", [1, 24, 64, 300, 1500])
 def test_captured_equals_eager(num: int) -> None:
     case = Case(num, 5120, device="cuda")
     eager = dict(tensors(case.run()))
@@ -349,6 +350,22 @@ def test_captured_equals_eager(num: int) -> None:
             for name, tensor in tensors(left):
                 assert torch.equal(tensor, eager[name]), name
     assert case.site.counters is not None and not case.site.counters.any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("num", [65, 900])
+def test_weights_made_beside_or_after_have_the_same_bits(
+    num: int, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(num, width, shards=2, device="cuda")
+    beside = dict(tensors(case.run(marks=True)))
+    monkeypatch.setattr(cuda, "_MOST_COUNTED", 0)
+    after = dict(tensors(case.run(marks=True)))
+    monkeypatch.setattr(cuda, "plan_rows", lambda *_: RowsPlan(0, 0, 0))  # as where none fits
+    by_row = dict(tensors(case.run(marks=True)))
+    for name, tensor in beside.items():
+        assert torch.equal(tensor, after[name]) and torch.equal(tensor, by_row[name]), name
 
 
 @pytest.mark.gpu
