@@ -62,8 +62,8 @@ __device__ __forceinline__ float reciprocal(float v) {  // 1 ulp
 __device__ __forceinline__ void count_row(u32* done) {
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(done) : "memory");
 }
-// A warp waits for the rows of a turn, which come from blocks that have all started: how many of its turns from this one on,
-// each `step` after the one before, have all their rows, at least one. It looks at 32, as a look takes as long as half a turn.
+// A warp waits for the rows of a turn, which come from blocks that have all started: how many of its turns from this
+// one on, each `step` after the one before, have all their rows, at least one. It looks at 32, as a look takes long.
 __device__ __forceinline__ int turns_there(const u32* done, int turn, int step, int rows) {
   const int mine = turn + (threadIdx.x & 31) * step;
   const int all = min(COUNTED_ROWS, rows - mine * COUNTED_ROWS);  // 0 and less past the end

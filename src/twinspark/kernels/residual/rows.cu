@@ -1,6 +1,6 @@
-// The residual boundary of many rows without mixing weights, in the bits of streams.cu: new streams, collapse and norm in
-// one pass. A block stays for many rows, a thread for 8 columns of them, and rows ahead are on their way into
-// a ring, so that memory is busy while a row is worked on.
+// The residual boundary of many rows without mixing weights, in the bits of streams.cu: new streams, collapse and
+// norm in one pass. A block stays for many rows, a thread for 8 columns of them, and rows ahead are on their way
+// into a ring, so that memory is busy while a row is worked on.
 //
 // Macros, besides those of common.cuh: STAGES rows of the ring.
 #include "common.cuh"
@@ -58,7 +58,8 @@ __device__ __forceinline__ void read_output(float y[8], const Entering& in, cons
 }
 
 // y null: no sublayer has run; pre_in null: stream 0. y_step: values between shards of y. grid (any): a block takes
-// each gridDim.x-th row. done: where to count the rows of every 16 whose streams are there, or null. No pointer but weights is __restrict__: the compiler moves loads through such ones before the wait.
+// each gridDim.x-th row. done: where to count the rows of every 16 whose streams are there, or null. No pointer but
+// weights is __restrict__: the compiler moves loads through such ones before the wait.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) boundary_rows(
     const u16* x, const void* y, const float* pre_in, const float* post_in, const float* comb_in,
     const float* __restrict__ norm, u16* streams_out, u16* x_out, u16* collapsed_out, u16* tap_out,
@@ -105,8 +106,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) boundary_rows(
         for (int i = 0; i < 4; i++) load_four(c.comb + 4 * i, coefs[slot] + 4 * i);
         expand(s, sum, c);
       }
-      // the thread has used up its runs; the coefficients' place is that of the row before, whose readers have met since
-      ask(in, stages_at + stage * stage_bytes, coefs_at + (slot ? slot - 1 : STAGES) * COEFS * 4, row + STAGES * step, there);
+      // the thread has used up its runs; the coefficients' place is that of the row before, whose readers have met
+      const u32 coefs_to = coefs_at + (slot ? slot - 1 : STAGES) * COEFS * 4;
+      ask(in, stages_at + stage * stage_bytes, coefs_to, row + STAGES * step, there);
       copies_end();
       if (streams_out && there)
 #pragma unroll

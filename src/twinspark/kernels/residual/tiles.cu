@@ -1,6 +1,6 @@
 // Mixing weights of many rows, in the bits of mix.cu. A block keeps the weights of 256 columns in registers
-// and streams rows past them; a second kernel adds the blocks' sums and makes the weights. The first one may run beside the
-// kernel that makes the streams, on multiprocessors of its own, and take them from the cache.
+// and streams rows past them; a second kernel adds the blocks' sums and makes the weights. The first one may run
+// beside the kernel that makes the streams, on multiprocessors of its own, and take them from the cache.
 //
 // Macros, besides those of common.cuh: STAGES of the ring.
 #include "common.cuh"
@@ -38,8 +38,9 @@ __device__ __forceinline__ void read_marks(Marked& to, const u8* marks, int firs
 }
 
 // grid (PAIRS, ways): the blocks of a pair of halves take its turns. done: counts of rows whose streams are there,
-// from a kernel that lets this one start when it has waited; null: wait for that kernel. work [tiles][PAIRS][SUMS][TILE]. Only weights are __restrict__: the compiler moves
-// loads through such pointers to before the wait.
+// from a kernel that lets this one start when it has waited; null: wait for that kernel. work
+// [tiles][PAIRS][SUMS][TILE]. Only weights are __restrict__: the compiler moves loads through such pointers to before
+// the wait.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) mix_tiles(
     const u16* x, const float* __restrict__ fn, const u8* marks, float* work, const u32* done, int rows) {
   extern __shared__ __align__(128) unsigned char shared[];
@@ -66,9 +67,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) mix_tiles(
     ask_turn(blockIdx.y + i * step, i);
     copies_end();
   }
+  // Adds the warps' sums of a turn, two a thread.
+  auto add_warps = [&](int turn, int set) {
+    const int n = 2 * tid / (SUMS * TILE), k = 2 * tid % (SUMS * TILE), tile = turn * TILES + n;
+    if (turn < 0 || n >= TILES || tile >= tiles) return;
+    auto part = [&](int w) { return *(const float2*)(sums[set][n][w] + k); };
+    auto four = [&](int w) {
+      const float2 a = part(w), b = part(w + 1), c = part(w + 2), d = part(w + 3);
+      return make_float2(((a.x + b.x) + c.x) + d.x, ((a.y + b.y) + c.y) + d.y);
+    };
+    float2 sum = four(0);
+    if (pair * COLUMNS + COLUMNS <= HIDDEN) {
+      const float2 other = four(4);
+      sum.x += other.x;
+      sum.y += other.y;
+    }
+    *(float2*)(work + ((u64)tile * PAIRS + pair) * (SUMS * TILE) + k) = sum;
+  };
   Marked ahead = {};
   if (marks) read_marks(ahead, marks, blockIdx.y * COUNTED_ROWS + 2 * q, rows);
-  int stage = 0, set = 0;
+  int stage = 0, set = 0, last_turn = -1;
 #pragma unroll 1
   for (int turn = blockIdx.y; turn * COUNTED_ROWS < rows; turn += step, set ^= 1) {
     const Marked coarse = ahead;  // read a turn ahead, as nothing else here waits for memory
@@ -79,6 +97,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) mix_tiles(
       float squared[TILES][STREAMS];
 #pragma unroll
       for (int j = 0; j < STREAMS; j++) {
+        if (j == STREAMS / 2) add_warps(last_turn, set ^ 1);  // while matrix instructions are under way
         Eight s[TILES];
 #pragma unroll
         for (int n = 0; n < TILES; n++) {
@@ -99,26 +118,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) mix_tiles(
       for (int n = 0; n < TILES; n++)
         put_sums(sums[set][n][warp], products[n],
                  (squared[n][0] + squared[n][1]) + (squared[n][2] + squared[n][3]), coarse.row[n]);
+    } else {
+      add_warps(last_turn, set ^ 1);
     }
     ask_turn(turn + STAGES * step, stage);  // into the place of what has been used up
     copies_end();
     stage = stage + 1 == STAGES ? 0 : stage + 1;
     __syncthreads();  // two sets of sums: the next turn's are not those being read
-    const int n = 2 * tid / (SUMS * TILE), k = 2 * tid % (SUMS * TILE), tile = turn * TILES + n;  // two sums a thread
-    if (n >= TILES || tile >= tiles) continue;
-    auto part = [&](int w) { return *(const float2*)(sums[set][n][w] + k); };
-    auto four = [&](int w) {
-      const float2 a = part(w), b = part(w + 1), c = part(w + 2), d = part(w + 3);
-      return make_float2(((a.x + b.x) + c.x) + d.x, ((a.y + b.y) + c.y) + d.y);
-    };
-    float2 sum = four(0);
-    if (pair * COLUMNS + COLUMNS <= HIDDEN) {
-      const float2 other = four(4);
-      sum.x += other.x;
-      sum.y += other.y;
-    }
-    *(float2*)(work + ((u64)tile * PAIRS + pair) * (SUMS * TILE) + k) = sum;
+    last_turn = turn;
   }
+  add_warps(last_turn, set ^ 1);
   if (done) wait_for_producer();  // whoever waits for this kernel waits for that one, too
 }
 
