@@ -43,7 +43,7 @@ _COLUMNS = 256  # of a block of tiles.cu
 _TURN_ROWS = 16  # of tiles.cu
 _TURN_BYTES = _TURN_ROWS * _STREAMS * _COLUMNS * 2  # of a stage of tiles.cu
 _STATIC_BYTES = 27 * 1024  # of tiles.cu, at most, with the system's share
-_ROWS_STATIC_BYTES = 5 * 1024  # of rows.cu
+_ROWS_STATIC_BYTES = 5 * 1024  # of rows.cu, besides 16 a thread
 _WHOLE_THREADS = 640  # of rows.cu: blocks of fewer share a multiprocessor,
 _MOST_TOGETHER = 4  # so many of them
 _MOST_STAGES = 6  # of rows.cu
@@ -116,8 +116,9 @@ def plan_rows(
     threads = _row_threads(hidden)
     stage = (_STREAMS + shards * (2 if wide else 1)) * 16 * threads
     together = min(_MOST_TOGETHER, max(1, _WHOLE_THREADS // threads))
+    room = shared // together - _ROWS_STATIC_BYTES - 16 * threads
     return RowsPlan(
-        stages=min(_MOST_STAGES, max(0, shared // together - _ROWS_STATIC_BYTES) // stage),
+        stages=min(_MOST_STAGES, max(0, room) // stage),
         stage_bytes=stage,
         blocks=min(rows, together * processors),
     )

@@ -6,7 +6,8 @@
 #include "common.cuh"
 
 #define WORKERS ((HIDDEN / 8 + 31) / 32 * 32)
-#define THREADS (WORKERS < 1024 ? WORKERS + 32 : WORKERS)  // a warp more counts rows, which takes as long as stores do
+#define THREADS (WORKERS < 1024 ? WORKERS + 32 : WORKERS)
+#define CLERK (THREADS / 32 - 1)  // a warp, if there can be one more, that does what is done once a row
 #define RUNS (WORKERS * 16)  // bytes that the workers take at once
 #define COEFS 24             // floats of a row: comb, post, pre
 
@@ -14,47 +15,49 @@ struct Entering {
   const u16* x; const void* y; const float *pre, *post, *comb; int y_wide, shards, y_step, rows;
 };
 // A stage: runs of 16 bytes by thread, each for the thread that asks for it: 4 of streams, then one or two a shard
-// of the output. What the whole block needs of a row goes to `coefs`.
-__device__ __forceinline__ void ask(const Entering& in, u32 to, u32 coefs, int row, bool there) {
+// of the output.
+__device__ __forceinline__ void ask(const Entering& in, u32 to, int row) {
   if (row >= in.rows) return;
-  const int tid = threadIdx.x;
-  if (there) {
-    const u16* x = in.x + (u64)row * STREAMS * HIDDEN + 8 * tid;
+  const u16* x = in.x + (u64)row * STREAMS * HIDDEN + 8 * threadIdx.x;
 #pragma unroll
-    for (int j = 0; j < STREAMS; j++) copy_async(to + j * RUNS, x + j * HIDDEN);
-    u32 run = to + STREAMS * RUNS;
-    u64 at = (u64)row * HIDDEN + 8 * tid;
+  for (int j = 0; j < STREAMS; j++) copy_async(to + j * RUNS, x + j * HIDDEN);
+  u32 run = to + STREAMS * RUNS;
+  u64 at = (u64)row * HIDDEN + 8 * threadIdx.x;
 #pragma unroll 1
-    for (int shard = 0; shard < in.shards; shard++, at += in.y_step) {
-      if (in.y_wide) {
-        copy_async(run, (const float*)in.y + at);
-        copy_async(run + RUNS, (const float*)in.y + at + 4);
-        run += 2 * RUNS;
-      } else {
-        copy_async(run, (const u16*)in.y + at);
-        run += RUNS;
-      }
+  for (int shard = 0; shard < in.shards; shard++, at += in.y_step) {
+    if (in.y_wide) {
+      copy_async(run, (const float*)in.y + at);
+      copy_async(run + RUNS, (const float*)in.y + at + 4);
+      run += 2 * RUNS;
+    } else {
+      copy_async(run, (const u16*)in.y + at);
+      run += RUNS;
     }
   }
-  if (tid < 4 && in.y) copy_async(coefs + 16 * tid, in.comb + (u64)row * 16 + 4 * tid);
-  if (tid == 4 && in.y) copy_async(coefs + 64, in.post + (u64)row * 4);
-  if (tid == 5 && in.pre) copy_async(coefs + 80, in.pre + (u64)row * 4);
+}
+// What the whole block needs of a row, by one warp.
+__device__ __forceinline__ void ask_coefs(const Entering& in, u32 to, int row) {
+  const int lane = threadIdx.x & 31;
+  if (row >= in.rows) return;
+  if (lane < 4 && in.y) copy_async(to + 16 * lane, in.comb + (u64)row * 16 + 4 * lane);
+  if (lane == 4 && in.y) copy_async(to + 64, in.post + (u64)row * 4);
+  if (lane == 5 && in.pre) copy_async(to + 80, in.pre + (u64)row * 4);
 }
 // The sum of the shards of a thread's 8 outputs, each rounded to bf16 as it travels.
 __device__ __forceinline__ void read_output(float y[8], const Entering& in, const unsigned char* run) {
-#pragma unroll 1
-  for (int shard = 0; shard < in.shards; shard++) {
-    Eight e;
-    if (in.y_wide) {
-      const float4 a = *(const float4*)run, b = *(const float4*)(run + RUNS);
-      e = {pack(a.x, a.y), pack(a.z, a.w), pack(b.x, b.y), pack(b.z, b.w)};
-      run += 2 * RUNS;
-    } else {
-      e = load_eight((const u16*)run);
+  auto read = [&] {
+    if (!in.y_wide) {
+      const Eight e = load_eight((const u16*)run);
       run += RUNS;
+      return e;
     }
-    add_shard(y, e, shard == 0);
-  }
+    const float4 a = *(const float4*)run, b = *(const float4*)(run + RUNS);
+    run += 2 * RUNS;
+    return Eight{pack(a.x, a.y), pack(a.z, a.w), pack(b.x, b.y), pack(b.z, b.w)};
+  };
+  add_shard(y, read(), true);
+#pragma unroll 1
+  for (int shard = 1; shard < in.shards; shard++) add_shard(y, read(), false);
 }
 
 // y null: no sublayer has run; pre_in null: stream 0. y_step: values between shards of y. grid (any): a block takes
@@ -67,8 +70,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) boundary_rows(
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ __align__(16) float groups[2][PAIRS * 8];
   __shared__ __align__(16) float coefs[STAGES + 1][COEFS];  // one more: threads may still read those of the row before
-  const int tid = threadIdx.x, column = 8 * tid, step = gridDim.x;
-  const bool there = column < HIDDEN;
+  __shared__ float inverses[2];
+  __shared__ __align__(16) u16 before[8 * WORKERS];  // the row before, until its norm is known: registers are few
+  const int tid = threadIdx.x, warp = tid / 32, column = 8 * tid, step = gridDim.x;
+  const bool works = tid < WORKERS, there = column < HIDDEN;
   const Entering in = {x, y, pre_in, post_in, comb_in, y_wide, y ? shards : 0, y_step, rows};
   const u32 stages_at = shared_address(shared) + 16 * tid, coefs_at = shared_address(coefs);
   if (!done) let_consumer_start();
@@ -82,7 +87,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) boundary_rows(
   if (done) let_consumer_start();  // it does not wait, and may write over what kernels ahead of this one have read
 #pragma unroll 1
   for (int i = 0; i < STAGES; i++) {
-    ask(in, stages_at + i * stage_bytes, coefs_at + i * COEFS * 4, blockIdx.x + i * step, there);
+    if (there) ask(in, stages_at + i * stage_bytes, blockIdx.x + i * step);
+    if (warp == CLERK) ask_coefs(in, coefs_at + i * COEFS * 4, blockIdx.x + i * step);
     copies_end();
   }
   copies_wait<STAGES - 1>();
@@ -90,8 +96,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) boundary_rows(
   int stage = 0, slot = 0, turn = 0;
 #pragma unroll 1
   for (int row = blockIdx.x; row < rows; row += step, turn ^= 1) {
-    Eight kept;
-    if (tid < WORKERS) {
+    Eight kept = {};
+    if (works) {
       const unsigned char* runs = shared + stage * stage_bytes + 16 * tid;
       Eight s[4];
 #pragma unroll
@@ -106,10 +112,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) boundary_rows(
         for (int i = 0; i < 4; i++) load_four(c.comb + 4 * i, coefs[slot] + 4 * i);
         expand(s, sum, c);
       }
-      // the thread has used up its runs; the coefficients' place is that of the row before, whose readers have met
-      const u32 coefs_to = coefs_at + (slot ? slot - 1 : STAGES) * COEFS * 4;
-      ask(in, stages_at + stage * stage_bytes, coefs_to, row + STAGES * step, there);
-      copies_end();
+      if (there) ask(in, stages_at + stage * stage_bytes, row + STAGES * step);  // its runs are used up
       if (streams_out && there)
 #pragma unroll
         for (int j = 0; j < 4; j++) store_eight(streams_out + ((u64)row * 4 + j) * HIDDEN + column, s[j]);
@@ -119,14 +122,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) boundary_rows(
       const float group = group_sum(squares(kept));
       if (there && (tid & 3) == 0) groups[turn][tid / 4] = group;
     }
+    // to the place of the row before, whose readers have met since
+    if (warp == CLERK) ask_coefs(in, coefs_at + (slot ? slot - 1 : STAGES) * COEFS * 4, row + STAGES * step);
+    copies_end();
     copies_wait<STAGES - 1>();
-    __syncthreads();  // all have this row's sums and the next one's coefficients
-    if (x_out && tid < WORKERS) {
-      const float inverse = inverse_rms(sum_of_groups(groups[turn]), HIDDEN, __int_as_float(norm_eps));
-      if (there) store_eight(x_out + (u64)row * HIDDEN + column, normed(kept, inverse, w));
+    __syncthreads();  // all have the next row's coefficients and the norm of the row before
+    if (x_out && there) {
+      const Eight last = load_eight(before + column);
+      if (row >= step)
+        store_eight(x_out + (u64)(row - step) * HIDDEN + column, normed(last, inverses[turn ^ 1], w));
+      store_eight(before + column, kept);
     }
-    if (done && tid == THREADS - 1) count_row(done + row / COUNTED_ROWS);
+    if (warp == CLERK) {
+      const float inverse = inverse_rms(sum_of_groups(groups[turn]), HIDDEN, __int_as_float(norm_eps));
+      if (tid == THREADS - 1) {
+        inverses[turn] = inverse;
+        if (done) count_row(done + row / COUNTED_ROWS);  // takes as long as stores do
+      }
+    }
     stage = stage + 1 == STAGES ? 0 : stage + 1;
     slot = slot == STAGES ? 0 : slot + 1;
+  }
+  __syncthreads();
+  if (x_out && there) {
+    const int last = blockIdx.x + (rows - 1 - blockIdx.x) / step * step;
+    store_eight(x_out + (u64)last * HIDDEN + column, normed(load_eight(before + column), inverses[turn ^ 1], w));
   }
 }
