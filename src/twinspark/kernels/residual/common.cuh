@@ -58,10 +58,6 @@ __device__ __forceinline__ float reciprocal(float v) {  // 1 ulp
   return r;
 }
 
-// One more of the rows whose streams are there: what threads of the block wrote before they met.
-__device__ __forceinline__ void count_row(u32* done) {
-  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(done) : "memory");
-}
 // A warp waits for the rows of a turn, which come from blocks that have all started: how many of its turns from this
 // one on, each `step` after the one before, have all their rows, at least one. It looks at 32, as a look takes long.
 __device__ __forceinline__ int turns_there(const u32* done, int turn, int step, int rows) {

@@ -353,7 +353,7 @@ def _launch_many(call: _Call, site: Site | None, norm_eps: float, cache_dir: Pat
         module.launch(
             "boundary_rows",
             (plan.blocks, 1, 1),
-            min(1024, _row_threads(hidden) + 32),
+            min(1024, _row_threads(hidden) + 64),
             (*call.tensors, num, *call.sizes, plan.stage_bytes, _bits(norm_eps), done),
             shared=plan.stages * plan.stage_bytes,
         )

@@ -6,14 +6,50 @@
 #include "common.cuh"
 
 #define WORKERS ((HIDDEN / 8 + 31) / 32 * 32)
-#define THREADS (WORKERS < 1024 ? WORKERS + 32 : WORKERS)
-#define CLERK (THREADS / 32 - 1)  // a warp, if there can be one more, that does what is done once a row
+#define CLERKS (WORKERS < 1024 ? 1 : 0)       // a warp does what is done once a row, where there can be one more,
+#define COUNTERS (WORKERS + 64 <= 1024 ? 1 : 0)  // and one counts rows, as that takes longer than a row at times
+#define MEETING (WORKERS + 32 * CLERKS)          // threads that meet once a row
+#define THREADS (MEETING + 32 * COUNTERS)
+#define CLERK (MEETING / 32 - 1)
 #define RUNS (WORKERS * 16)  // bytes that the workers take at once
 #define COEFS 24             // floats of a row: comb, post, pre
 
 struct Entering {
   const u16* x; const void* y; const float *pre, *post, *comb; int y_wide, shards, y_step, rows;
 };
+__device__ __forceinline__ void meet() { asm volatile("bar.sync 1, %0;" ::"n"(MEETING) : "memory"); }
+// How many of the block's rows have been written by those who have met, from the clerk to the counter.
+__device__ __forceinline__ void tell(u32 at, u32 written) {
+  asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(at), "r"(written) : "memory");
+}
+__device__ __forceinline__ u32 look(u32 at) {
+  u32 written;
+  asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(written) : "r"(at) : "memory");
+  return written;
+}
+// The block's rows from the one numbered `counted` on, which are written, for blocks of another kernel.
+__device__ __forceinline__ void count_rows(u32* done, u32 counted, u32 written) {
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+#pragma unroll 1
+  for (; counted < written; counted++) {
+    u32* const to = done + (blockIdx.x + counted * gridDim.x) / COUNTED_ROWS;
+    asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(to) : "memory");
+  }
+}
+// The counter's work.
+__device__ __forceinline__ void count_all(u32* done, u32 at, int rows) {
+  const u32 all = (rows - 1 - blockIdx.x) / gridDim.x + 1;
+#pragma unroll 1
+  for (u32 counted = 0; counted < all;) {
+    const u32 written = look(at);
+    if (written == counted) {
+      __nanosleep(100);
+    } else {
+      count_rows(done, counted, written);
+      counted = written;
+    }
+  }
+}
 // A stage: runs of 16 bytes by thread, each for the thread that asks for it: 4 of streams, then one or two a shard
 // of the output.
 __device__ __forceinline__ void ask(const Entering& in, u32 to, int row) {
@@ -71,6 +107,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) boundary_rows(
   __shared__ __align__(16) float groups[2][PAIRS * 8];
   __shared__ __align__(16) float coefs[STAGES + 1][COEFS];  // one more: threads may still read those of the row before
   __shared__ float inverses[2];
+  __shared__ u32 written;
   __shared__ __align__(16) u16 before[8 * WORKERS];  // the row before, until its norm is known: registers are few
   const int tid = threadIdx.x, warp = tid / 32, column = 8 * tid, step = gridDim.x;
   const bool works = tid < WORKERS, there = column < HIDDEN;
@@ -83,6 +120,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) boundary_rows(
     w[0] = a.x; w[1] = a.y; w[2] = a.z; w[3] = a.w;
     w[4] = b.x; w[5] = b.y; w[6] = b.z; w[7] = b.w;
   }
+  if (tid == 0) written = 0;
   wait_for_producer();
   if (done) let_consumer_start();  // it does not wait, and may write over what kernels ahead of this one have read
 #pragma unroll 1
@@ -93,6 +131,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) boundary_rows(
   }
   copies_wait<STAGES - 1>();
   __syncthreads();  // all have the first row's coefficients
+  if (COUNTERS && warp > CLERK) {
+    if (done && tid == MEETING) count_all(done, shared_address(&written), rows);
+    return;
+  }
   int stage = 0, slot = 0, turn = 0;
 #pragma unroll 1
   for (int row = blockIdx.x; row < rows; row += step, turn ^= 1) {
@@ -126,7 +168,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) boundary_rows(
     if (warp == CLERK) ask_coefs(in, coefs_at + (slot ? slot - 1 : STAGES) * COEFS * 4, row + STAGES * step);
     copies_end();
     copies_wait<STAGES - 1>();
-    __syncthreads();  // all have the next row's coefficients and the norm of the row before
+    meet();  // all have the next row's coefficients and the norm of the row before
     if (x_out && there) {
       const Eight last = load_eight(before + column);
       if (row >= step)
@@ -135,15 +177,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) boundary_rows(
     }
     if (warp == CLERK) {
       const float inverse = inverse_rms(sum_of_groups(groups[turn]), HIDDEN, __int_as_float(norm_eps));
-      if (tid == THREADS - 1) {
+      if (tid == MEETING - 1) {
         inverses[turn] = inverse;
-        if (done) count_row(done + row / COUNTED_ROWS);  // takes as long as stores do
+        if (done && COUNTERS) tell(shared_address(&written), row / step + 1);
+        if (done && !COUNTERS) count_rows(done, row / step, row / step + 1);
       }
     }
     stage = stage + 1 == STAGES ? 0 : stage + 1;
     slot = slot == STAGES ? 0 : slot + 1;
   }
-  __syncthreads();
+  meet();
   if (x_out && there) {
     const int last = blockIdx.x + (rows - 1 - blockIdx.x) / step * step;
     store_eight(x_out + (u64)last * HIDDEN + column, normed(load_eight(before + column), inverses[turn ^ 1], w));
