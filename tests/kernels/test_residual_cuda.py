@@ -8,6 +8,7 @@ from tests.kernels.rows import assert_rows_stand_alone
 from torch import Tensor
 
 from twinspark.kernels.cuda.compile import ARCHITECTURES, compile_cubin
+from twinspark.kernels.cuda.launch import num_processors, shared_bytes
 from twinspark.kernels.hyper_connections import HyperMix, collapse, expand, mix, mix_torch
 from twinspark.kernels.matmul import prepare_matrix
 from twinspark.kernels.residual import Boundary, Ran, boundary, cuda, prepare_site
@@ -21,7 +22,6 @@ from twinspark.kernels.residual.cuda import (
     lanes_of,
     plan_rows,
     plan_tiles,
-    processors_beside,
     why_not_boundary,
 )
 from twinspark.kernels.residual.site import MOST_SHARDS
@@ -211,20 +211,16 @@ def test_plans_fit(shared: int) -> None:
             together = plan.blocks // 132
             assert plan.blocks == 132 * together
             assert together == 1 or together * -(-hidden // 256) * 32 <= 640
-            static = 5 * 1024 + 16 * 32 * -(-hidden // 256)
-            assert together * (plan.stages * plan.stage_bytes + static) <= shared
+            assert together * (plan.stages * plan.stage_bytes + 5 * 1024) <= shared
             assert plan.stages >= (shared > 200 << 10 or hidden < 8192 and not shards)
         tiles = plan_tiles(4096, hidden, 132, shared)
         assert tiles.stages >= 2
         assert tiles.stages * 16 * 4 * 256 * 2 + 26 * 1024 <= shared
         columns, ways, _ = tiles.grid
         assert columns == -(-hidden // 256) and columns * ways <= 132 < columns * (ways + 1)
-        beside = processors_beside(hidden, 132)
-        assert 0 < 2 * beside <= 132 and beside % columns == 0
-        assert plan_tiles(4096, hidden, beside, shared).grid == (columns, beside // columns, 1)
-    assert processors_beside(5120, 132) == 40 and processors_beside(5120, 48) == 20
-    assert processors_beside(5120, 30) == 0
-    assert plan_rows(70, 5120, 1, False, 132, shared).blocks == 70
+    assert plan_rows(133, 5120, 1, False, 132, shared).blocks == 132
+    assert plan_rows(200, 128, 1, False, 132, shared).blocks == 200
+    assert plan_rows(132, 5120, 1, False, 132, shared).stages == 0
     assert plan_rows(4096, 5120, MOST_SHARDS, True, 132, 101376).stages == 0
     assert plan_tiles(70, 128, 132, shared).grid == (1, 5, 1)
     assert plan_tiles(4096, 5120, 8, shared).grid == (20, 1, 1)
@@ -355,18 +351,18 @@ def test_captured_equals_eager(num: int) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("num", [65, 900])
-def test_weights_made_beside_or_after_have_the_same_bits(
+@pytest.mark.parametrize("num", [250, 900])
+def test_one_block_for_many_rows_or_one_a_row(
     num: int, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = Case(num, width, shards=2, device="cuda")
-    beside = dict(tensors(case.run(marks=True)))
-    monkeypatch.setattr(cuda, "_MOST_COUNTED", 0)
-    after = dict(tensors(case.run(marks=True)))
+    processors, shared = num_processors(0), shared_bytes(0)
+    assert plan_rows(num, width, 2, False, processors, shared).stages
+    many = dict(tensors(case.run(marks=True)))
     monkeypatch.setattr(cuda, "plan_rows", lambda *_: RowsPlan(0, 0, 0))  # as where none fits
-    by_row = dict(tensors(case.run(marks=True)))
-    for name, tensor in beside.items():
-        assert torch.equal(tensor, after[name]) and torch.equal(tensor, by_row[name]), name
+    one = dict(tensors(case.run(marks=True)))
+    for name, tensor in many.items():
+        assert torch.equal(tensor, one[name]), name
 
 
 @pytest.mark.gpu

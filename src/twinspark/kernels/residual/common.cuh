@@ -17,7 +17,6 @@ typedef unsigned char u8;
 #define SQUARES 24    // place of the sum of squares of all streams among a row's sums
 #define SUMS 25
 #define TILE 8        // rows
-#define COUNTED_ROWS 16  // of a count of rows that are there
 #define HALVES (HIDDEN / 128)
 #define PAIRS ((HALVES + 1) / 2)
 
@@ -56,22 +55,6 @@ __device__ __forceinline__ float reciprocal(float v) {  // 1 ulp
   float r;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
   return r;
-}
-
-// A warp waits for the rows of a turn, which come from blocks that have all started: how many of its turns from this
-// one on, each `step` after the one before, have all their rows, at least one. It looks at 32, as a look takes long.
-__device__ __forceinline__ int turns_there(const u32* done, int turn, int step, int rows) {
-  const int mine = turn + (threadIdx.x & 31) * step;
-  const int all = min(COUNTED_ROWS, rows - mine * COUNTED_ROWS);  // 0 and less past the end
-  u32 missing;
-  do {
-    u32 there = 0;
-    if (all > 0)
-      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(there) : "l"(done + mine) : "memory");
-    missing = __ballot_sync(0xffffffffu, (int)there < all || all <= 0);
-  } while (missing & 1);
-  __syncwarp();  // what one lane has seen, all may read
-  return missing ? __ffs(missing) - 1 : 32;
 }
 
 struct Eight { u32 w[4]; };  // 8 bf16

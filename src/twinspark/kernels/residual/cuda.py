@@ -1,9 +1,8 @@
 """The residual boundary on CUDA devices, the same bits for few rows and for many.
 
 One launch makes streams and input, others the mixing weights: up to 64 rows one, in a recording
-beside the next sublayer, which does without them; of more rows two, beside the launch that makes
-the streams. Owns layouts and launches; the arithmetic is in common.cuh, streams.cu and mix.cu, of
-many rows in rows.cu and tiles.cu.
+beside the next sublayer, which does without them; of more rows two. Owns layouts and launches; the
+arithmetic is in common.cuh, streams.cu and mix.cu, of many rows in rows.cu and tiles.cu.
 Letters: T tokens, C = 4 streams, D hidden, M = 24 mixing values.
 Read next: `kernels/cuda/launch.py`, `kernels/cuda/beside.py`.
 """
@@ -43,13 +42,11 @@ _COLUMNS = 256  # of a block of tiles.cu
 _TURN_ROWS = 16  # of tiles.cu
 _TURN_BYTES = _TURN_ROWS * _STREAMS * _COLUMNS * 2  # of a stage of tiles.cu
 _STATIC_BYTES = 27 * 1024  # of tiles.cu, at most, with the system's share
-_ROWS_STATIC_BYTES = 5 * 1024  # of rows.cu, besides 16 a thread
+_ROWS_STATIC_BYTES = 5 * 1024  # of rows.cu, at most
 _WHOLE_THREADS = 640  # of rows.cu: blocks of fewer share a multiprocessor,
 _MOST_TOGETHER = 4  # so many of them
 _MOST_STAGES = 6  # of rows.cu
 _MOST_TURNS = 4  # of tiles.cu, on their way
-_MOST_COUNTED = 16384  # rows that tiles.cu takes as they come
-_BESIDE = 0.3  # of the multiprocessors mix where as many as that take each set of columns
 
 
 def why_not_boundary(device: torch.device, streams: int, hidden: int) -> str | None:
@@ -78,7 +75,7 @@ def prepare_site_cuda(
         iters=iters,
         eps=eps,
         lanes=lanes_of(fn_MK),
-        counters=torch.zeros(_MOST_COUNTED // _TURN_ROWS, dtype=torch.int32, device=device),
+        counters=torch.zeros(MOST_ROWS // _TILE, dtype=torch.int32, device=device),
         cache_dir=cache_dir,
     )
     # kernels read weights before the kernel ahead of them has ended: nothing may still write them
@@ -99,7 +96,8 @@ class RowsPlan:
     """How rows.cu is spread over a device; changes no bit.
 
     Attributes:
-        stages: rows on their way to a block, 0 where not even one fits.
+        stages: rows on their way to a block; 0 where streams.cu takes them all, as a block would
+            get one row or not even one fits.
         stage_bytes: of shared memory, each.
         blocks: the grid.
     """
@@ -116,9 +114,9 @@ def plan_rows(
     threads = _row_threads(hidden)
     stage = (_STREAMS + shards * (2 if wide else 1)) * 16 * threads
     together = min(_MOST_TOGETHER, max(1, _WHOLE_THREADS // threads))
-    room = shared // together - _ROWS_STATIC_BYTES - 16 * threads
+    room = max(0, shared // together - _ROWS_STATIC_BYTES)
     return RowsPlan(
-        stages=min(_MOST_STAGES, max(0, room) // stage),
+        stages=0 if rows <= processors else min(_MOST_STAGES, room // stage),
         stage_bytes=stage,
         blocks=min(rows, together * processors),
     )
@@ -149,13 +147,6 @@ def plan_tiles(rows: int, hidden: int, processors: int, shared: int) -> TilesPla
         stages=min(_MOST_TURNS, (shared - _STATIC_BYTES) // _TURN_BYTES),
         grid=(columns, max(1, min(turns, processors // columns)), 1),
     )
-
-
-def processors_beside(hidden: int, processors: int) -> int:
-    """Processors that make mixing weights while others make streams; 0: all do both in turn."""
-    columns = -(-hidden // _COLUMNS)
-    mixing = columns * round(_BESIDE * processors / columns)
-    return mixing if 2 * mixing <= processors else 0
 
 
 @dataclass(frozen=True)
@@ -340,11 +331,7 @@ def _launch_many(call: _Call, site: Site | None, norm_eps: float, cache_dir: Pat
     num, _, hidden = call.x_TCD.shape
     index = call.x_TCD.device.index
     processors, shared = num_processors(index), shared_bytes(index)
-    counted = site is not None and call.streams_TCD is not None and num <= _MOST_COUNTED
-    beside = processors_beside(hidden, processors) if counted else 0
-    rows = num, hidden, call.shards, call.wide, processors - beside, shared
-    plan = plan_rows(*rows)
-    done = site.counters if site is not None and plan.stages and beside else None
+    plan = plan_rows(num, hidden, call.shards, call.wide, processors, shared)
     if not plan.stages:
         _launch_streams(call, norm_eps, cache_dir)
     elif any(t is not None for t in call.outputs):
@@ -353,19 +340,16 @@ def _launch_many(call: _Call, site: Site | None, norm_eps: float, cache_dir: Pat
         module.launch(
             "boundary_rows",
             (plan.blocks, 1, 1),
-            min(1024, _row_threads(hidden) + 64),
-            (*call.tensors, num, *call.sizes, plan.stage_bytes, _bits(norm_eps), done),
+            _row_threads(hidden),
+            (*call.tensors, num, *call.sizes, plan.stage_bytes, _bits(norm_eps)),
             shared=plan.stages * plan.stage_bytes,
         )
     if site is not None:
-        tiles = plan_tiles(num, hidden, processors if done is None else beside, shared)
-        _mix_many(call, site, tiles, done, norm_eps)
+        _mix_many(call, site, plan_tiles(num, hidden, processors, shared), norm_eps)
 
 
-def _mix_many(
-    call: _Call, site: Site, plan: TilesPlan, done: Tensor | None, norm_eps: float
-) -> None:
-    """Mixing weights of rows as they are counted in `done`, or of all of them."""
+def _mix_many(call: _Call, site: Site, plan: TilesPlan, norm_eps: float) -> None:
+    """Mixing weights of what is left."""
     x_TCD = call.x_TCD if call.streams_TCD is None else call.streams_TCD
     assert call.mix is not None
     num, _, hidden = x_TCD.shape
@@ -374,8 +358,8 @@ def _mix_many(
     module = _module(TILES_SOURCE, index, tuple(defines.items()), site.cache_dir)
     tiles = -(-num // _TILE)
     work = x_TCD.new_empty(tiles * plan.grid[0] * _SUMS * _TILE, dtype=torch.float32)
-    rows = (x_TCD, site.lanes, call.bf16_T, work, done, num)
+    rows = (x_TCD, site.lanes, call.bf16_T, work, num)
     module.launch("mix_tiles", plan.grid, 256, rows, shared=plan.stages * _TURN_BYTES)
-    weights = work, site.scale_3, site.base_M, *call.mix, done
+    weights = work, site.scale_3, site.base_M, *call.mix
     eps = _bits(site.eps), _bits(norm_eps)
     module.launch("mix_finish", (tiles, 1, 1), 128, (*weights, num, site.iters, *eps))

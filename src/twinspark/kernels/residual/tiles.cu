@@ -1,6 +1,5 @@
 // Mixing weights of many rows, in the bits of mix.cu. A block keeps the weights of 256 columns in registers
-// and streams rows past them; a second kernel adds the blocks' sums and makes the weights. The first one may run
-// beside the kernel that makes the streams, on multiprocessors of its own, and take them from the cache.
+// and streams rows past them; a second kernel adds the blocks' sums and makes the weights.
 //
 // Macros, besides those of common.cuh: STAGES of the ring.
 #include "common.cuh"
@@ -8,7 +7,8 @@
 #define WARPS 8
 #define THREADS (32 * WARPS)
 #define COLUMNS 256
-#define TILES (COUNTED_ROWS / TILE)  // of a turn
+#define ROWS 16              // of a turn
+#define TILES (ROWS / TILE)  // of a turn
 #define RUNS (THREADS * 16)   // bytes that the threads take at once
 #define STAGE (TILES * STREAMS * RUNS)
 #define FINISH_THREADS 128
@@ -37,12 +37,10 @@ __device__ __forceinline__ void read_marks(Marked& to, const u8* marks, int firs
     }
 }
 
-// grid (PAIRS, ways): the blocks of a pair of halves take its turns. done: counts of rows whose streams are there,
-// from a kernel that lets this one start when it has waited; null: wait for that kernel. work
-// [tiles][PAIRS][SUMS][TILE]. Only weights are __restrict__: the compiler moves loads through such pointers to before
-// the wait.
+// grid (PAIRS, ways): the blocks of a pair of halves take its turns. work [tiles][PAIRS][SUMS][TILE]. Only weights are
+// __restrict__: the compiler moves loads through such pointers to before the wait.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) mix_tiles(
-    const u16* x, const float* __restrict__ fn, const u8* marks, float* work, const u32* done, int rows) {
+    const u16* x, const float* __restrict__ fn, const u8* marks, float* work, int rows) {
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ __align__(16) float sums[2][TILES][WARPS][SUMS * TILE];
   const int tid = threadIdx.x, warp = tid >> 5, g = (tid & 31) >> 2, q = tid & 3;
@@ -53,18 +51,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) mix_tiles(
   let_consumer_start();
   Planes planes;
   load_planes(planes, fn, min(pair * WARPS + warp, HIDDEN / 32 - 1));
-  if (!done) wait_for_producer();
-  int known = 0;
-  auto ask_turn = [&](int turn, int stage) {
-    const int first = turn * COUNTED_ROWS;
-    if (!active || first >= rows) return;
-    if (done && known == 0) known = turns_there(done, turn, step, rows);
-    known--;
-    ask(stages_at + stage * STAGE, x + column, first + g, rows);
-  };
+  wait_for_producer();
 #pragma unroll 1
   for (int i = 0; i < STAGES; i++) {
-    ask_turn(blockIdx.y + i * step, i);
+    if (active) ask(stages_at + i * STAGE, x + column, (blockIdx.y + i * step) * ROWS + g, rows);
     copies_end();
   }
   // Adds the warps' sums of a turn, two a thread.
@@ -85,12 +75,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) mix_tiles(
     *(float2*)(work + ((u64)tile * PAIRS + pair) * (SUMS * TILE) + k) = sum;
   };
   Marked ahead = {};
-  if (marks) read_marks(ahead, marks, blockIdx.y * COUNTED_ROWS + 2 * q, rows);
+  if (marks) read_marks(ahead, marks, blockIdx.y * ROWS + 2 * q, rows);
   int stage = 0, set = 0, last_turn = -1;
 #pragma unroll 1
-  for (int turn = blockIdx.y; turn * COUNTED_ROWS < rows; turn += step, set ^= 1) {
+  for (int turn = blockIdx.y; turn * ROWS < rows; turn += step, set ^= 1) {
     const Marked coarse = ahead;  // read a turn ahead, as nothing else here waits for memory
-    if (marks) read_marks(ahead, marks, (turn + step) * COUNTED_ROWS + 2 * q, rows);
+    if (marks) read_marks(ahead, marks, (turn + step) * ROWS + 2 * q, rows);
     copies_wait<STAGES - 1>();
     if (active) {
       Products products[TILES];
@@ -121,20 +111,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) mix_tiles(
     } else {
       add_warps(last_turn, set ^ 1);
     }
-    ask_turn(turn + STAGES * step, stage);  // into the place of what has been used up
+    // into the place of what has been used up
+    if (active) ask(stages_at + stage * STAGE, x + column, (turn + STAGES * step) * ROWS + g, rows);
     copies_end();
     stage = stage + 1 == STAGES ? 0 : stage + 1;
     __syncthreads();  // two sets of sums: the next turn's are not those being read
     last_turn = turn;
   }
   add_warps(last_turn, set ^ 1);
-  if (done) wait_for_producer();  // whoever waits for this kernel waits for that one, too
 }
 
-// grid (tiles): mixing weights of 8 rows. done: counts to make 0 again, or null.
+// grid (tiles): mixing weights of 8 rows.
 extern "C" __global__ void __launch_bounds__(FINISH_THREADS) mix_finish(
     const float* work, const float* __restrict__ scale_in, const float* __restrict__ base,
-    float* pre, float* post, float* comb, u32* done, int rows, int iters, int eps, int norm_eps_bits) {
+    float* pre, float* post, float* comb, int rows, int iters, int eps, int norm_eps_bits) {
   __shared__ float sums[SUMS * TILE], values[VALUES * TILE], powers[16 * TILE];
   __shared__ float shift[VALUES], scale[3];
   const int tid = threadIdx.x;
@@ -143,7 +133,6 @@ extern "C" __global__ void __launch_bounds__(FINISH_THREADS) mix_finish(
   if (tid < VALUES) shift[tid] = base[tid];
   if (tid < 3) scale[tid] = scale_in[tid];
   wait_for_producer();
-  if (done && tid == 0 && blockIdx.x % TILES == 0) done[blockIdx.x / TILES] = 0;
   const float* all = work + (u64)blockIdx.x * PAIRS * (SUMS * TILE);
   if (2 * tid < SUMS * TILE) {  // two sums a thread
     float2 pairs[PAIRS];
