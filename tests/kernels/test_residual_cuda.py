@@ -8,15 +8,19 @@ from tests.kernels.rows import assert_rows_stand_alone
 from torch import Tensor
 
 from twinspark.kernels.cuda.compile import ARCHITECTURES, compile_cubin
+from twinspark.kernels.cuda.launch import num_processors, shared_bytes
 from twinspark.kernels.hyper_connections import HyperMix, collapse, expand, mix, mix_torch
 from twinspark.kernels.matmul import prepare_matrix
-from twinspark.kernels.residual import Boundary, Ran, boundary, prepare_site
+from twinspark.kernels.residual import Boundary, Ran, boundary, cuda, prepare_site
 from twinspark.kernels.residual.cuda import (
     MIX_SOURCE,
+    ROWS_SOURCE,
     STREAMS_SOURCE,
     TILES_SOURCE,
+    RowsPlan,
     cuda_variants,
     lanes_of,
+    plan_rows,
     plan_tiles,
     why_not_boundary,
 )
@@ -201,13 +205,25 @@ def test_lanes_of_weights() -> None:
 
 @pytest.mark.parametrize("shared", [232448, 101376])
 def test_plans_fit(shared: int) -> None:
-    for shards, wide in ((0, False), (1, False), (2, False), (2, True), (MOST_SHARDS, False)):
-        for hidden in (128, 256, 5120):
-            plan = plan_tiles(4096, hidden, shards, wide, 132, shared)
-            assert plan.stages >= 2
-            assert plan.stages * plan.stage_bytes + 14 * 1024 <= shared
-            assert plan.blocks == 132
-    assert plan_tiles(70, 128, 1, False, 132, 232448).blocks == 9
+    for hidden in (128, 256, 5120, 8192):
+        for shards, wide in ((0, False), (1, False), (2, False), (2, True), (MOST_SHARDS, True)):
+            plan = plan_rows(4096, hidden, shards, wide, 132, shared)
+            together = plan.blocks // 132
+            assert plan.blocks == 132 * together
+            assert together == 1 or together * -(-hidden // 256) * 32 <= 640
+            assert together * (plan.stages * plan.stage_bytes + 5 * 1024) <= shared
+            assert plan.stages >= (shared > 200 << 10 or hidden < 8192 and not shards)
+        tiles = plan_tiles(4096, hidden, 132, shared)
+        assert tiles.stages >= 2
+        assert tiles.stages * 16 * 4 * 256 * 2 + 26 * 1024 <= shared
+        columns, ways, _ = tiles.grid
+        assert columns == -(-hidden // 256) and columns * ways <= 132 < columns * (ways + 1)
+    assert plan_rows(133, 5120, 1, False, 132, shared).blocks == 132
+    assert plan_rows(200, 128, 1, False, 132, shared).blocks == 200
+    assert plan_rows(132, 5120, 1, False, 132, shared).stages == 0
+    assert plan_rows(4096, 5120, MOST_SHARDS, True, 132, 101376).stages == 0
+    assert plan_tiles(70, 128, 132, shared).grid == (1, 5, 1)
+    assert plan_tiles(4096, 5120, 8, shared).grid == (20, 1, 1)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -218,10 +234,11 @@ def test_boundary_compiles(hidden: int, arch: str) -> None:
     names = {
         MIX_SOURCE: (b"boundary_mix",),
         STREAMS_SOURCE: (b"boundary_streams",),
-        TILES_SOURCE: (b"boundary_tiles", b"boundary_finish"),
+        ROWS_SOURCE: (b"boundary_rows",),
+        TILES_SOURCE: (b"mix_tiles", b"mix_finish"),
     }
     assert {path for path, _ in variants} == names.keys()
-    for source, defines in variants if hidden == 5120 else variants[:4]:
+    for source, defines in variants:
         cubin = compile_cubin(source, arch=arch, defines=defines)
         assert all(name in cubin for name in names[source])
 
@@ -314,7 +331,7 @@ def test_parts_have_the_bits_of_the_whole(num: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("num", [1, 24, 64, 300])
+@pytest.mark.parametrize("num", [1, 24, 64, 300, 1500])
 def test_captured_equals_eager(num: int) -> None:
     case = Case(num, 5120, device="cuda")
     eager = dict(tensors(case.run()))
@@ -330,6 +347,22 @@ def test_captured_equals_eager(num: int) -> None:
             for name, tensor in tensors(left):
                 assert torch.equal(tensor, eager[name]), name
     assert case.site.counters is not None and not case.site.counters.any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("num", [250, 900])
+def test_one_block_for_many_rows_or_one_a_row(
+    num: int, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(num, width, shards=2, device="cuda")
+    processors, shared = num_processors(0), shared_bytes(0)
+    assert plan_rows(num, width, 2, False, processors, shared).stages
+    many = dict(tensors(case.run(marks=True)))
+    monkeypatch.setattr(cuda, "plan_rows", lambda *_: RowsPlan(0, 0, 0))  # as where none fits
+    one = dict(tensors(case.run(marks=True)))
+    for name, tensor in many.items():
+        assert torch.equal(tensor, one[name]), name
 
 
 @pytest.mark.gpu

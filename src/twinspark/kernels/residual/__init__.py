@@ -2,7 +2,7 @@
 
 New streams from a sublayer's output, the next site's mixing weights, and the next sublayer's
 normed input. Read in order: boundary.py (the op and its plain body), cuda.py, common.cuh,
-streams.cu, mix.cu, tiles.cu.
+streams.cu, mix.cu; of many rows rows.cu, tiles.cu.
 """
 
 from twinspark.kernels.residual.boundary import boundary, prepare_site

@@ -15,8 +15,7 @@ typedef unsigned char u8;
 #define STREAMS 4
 #define VALUES 24     // mixing values: 4 pre, 4 post, 16 comb
 #define SQUARES 24    // place of the sum of squares of all streams among a row's sums
-#define COLLAPSED 25  // and of the collapsed row
-#define SUMS 26
+#define SUMS 25
 #define TILE 8        // rows
 #define HALVES (HIDDEN / 128)
 #define PAIRS ((HALVES + 1) / 2)
@@ -32,6 +31,18 @@ __device__ __forceinline__ float4 load_early(const float* p) {
   float4 v;
   asm volatile("ld.volatile.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p));
   return v;
+}
+__device__ __forceinline__ u32 shared_address(const void* p) {
+  u32 at;
+  asm("{ .reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t; }" : "=r"(at) : "l"(p));
+  return at;
+}
+__device__ __forceinline__ void copy_async(u32 to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void copies_end() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT> __device__ __forceinline__ void copies_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 __device__ __forceinline__ float low(u32 w) { return __uint_as_float(w << 16); }
 __device__ __forceinline__ float high(u32 w) { return __uint_as_float(w & 0xffff0000u); }
@@ -124,7 +135,20 @@ __device__ __forceinline__ float group_sum(float s) {  // over the four lanes of
   s += __shfl_xor_sync(0xffffffffu, s, 1);
   return s + __shfl_xor_sync(0xffffffffu, s, 2);
 }
-// The last levels of a row's tree: pairs[i] is 0 past the last.
+// A row's sum from those of its groups, 16-byte aligned in shared memory, by every warp for itself.
+__device__ __forceinline__ float sum_of_groups(const float* groups) {
+  const int lane = threadIdx.x & 31;
+  float pair = 0.f;
+  if (lane < PAIRS) {
+    const float* p = groups + 8 * lane;
+    pair = ((p[0] + p[1]) + p[2]) + p[3];
+    if (2 * lane + 1 < HALVES) pair += ((p[4] + p[5]) + p[6]) + p[7];
+  }
+#pragma unroll
+  for (int step = 16; step; step >>= 1) pair += __shfl_xor_sync(0xffffffffu, pair, step);
+  return pair;
+}
+// The same where a thread has all pairs: pairs[i] is 0 past the last.
 __device__ __forceinline__ float pairs_sum(float pairs[32]) {
 #pragma unroll
   for (int level = 0; level < 5; level++)
@@ -211,38 +235,40 @@ __device__ __forceinline__ void mma(float c[4], u32 a0, u32 a1, u32 a2, u32 a3, 
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
-// A warp's share of the sums of 8 rows into to[SUMS][TILE]: mixing values over its 32 columns of all
-// streams, and the two sums of squares. `coarse` is this lane's mark for rows 2q and 2q + 1: only the
-// first plane counts, which is fn rounded to bf16.
-template <class Weights> __device__ __forceinline__ void group_sums(
-    float* to, const Weights& weights, const Eight s[4], float collapsed, const bool coarse[2]) {
-  float top[4] = {}, rest[4] = {}, last[4] = {};
+// Mixing values of 8 rows under way, by the planes of weights: the first alone, and the others.
+struct Products { float top[4] = {}, rest[4] = {}, last[4] = {}; };
+// Two registers of a stream of each of TILES times 8 rows. The tiles' instructions alternate, as those of one wait for
+// each other.
+template <int TILES> __device__ __forceinline__ void multiply(
+    Products (&to)[TILES], const HalfPlanes& f, const u32 (&b0)[TILES], const u32 (&b1)[TILES]) {
 #pragma unroll
-  for (int j = 0; j < STREAMS; j++)
+  for (int n = 0; n < TILES; n++) mma(to[n].rest, f.lo[0][0], f.lo[1][0], f.lo[0][1], f.lo[1][1], b0[n], b1[n]);
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-      const u32 b0 = s[j].w[2 * h], b1 = s[j].w[2 * h + 1];
-      HalfPlanes f;
-      get_half(f, weights, j, h);
-      mma(top, f.hi[0][0], f.hi[1][0], f.hi[0][1], f.hi[1][1], b0, b1);
-      mma(rest, f.lo[0][0], f.lo[1][0], f.lo[0][1], f.lo[1][1], b0, b1);
-      mma(last, 0, f.lo[2][0], 0, f.lo[2][1], b0, b1);
-      mma(rest, f.mid[0][0], f.mid[1][0], f.mid[0][1], f.mid[1][1], b0, b1);
-      mma(last, f.hi[2][0], f.mid[2][0], f.hi[2][1], f.mid[2][1], b0, b1);
-    }
+  for (int n = 0; n < TILES; n++) mma(to[n].last, 0, f.lo[2][0], 0, f.lo[2][1], b0[n], b1[n]);
+#pragma unroll
+  for (int n = 0; n < TILES; n++) mma(to[n].top, f.hi[0][0], f.hi[1][0], f.hi[0][1], f.hi[1][1], b0[n], b1[n]);
+#pragma unroll
+  for (int n = 0; n < TILES; n++) mma(to[n].rest, f.mid[0][0], f.mid[1][0], f.mid[0][1], f.mid[1][1], b0[n], b1[n]);
+#pragma unroll
+  for (int n = 0; n < TILES; n++) mma(to[n].last, f.hi[2][0], f.mid[2][0], f.hi[2][1], f.mid[2][1], b0[n], b1[n]);
+}
+// A warp's share of the sums of 8 rows into to[SUMS][TILE], over its 32 columns: mixing values and, of a lane's
+// columns of all streams, squares. `coarse` is this lane's mark for rows 2q and 2q + 1: only the first plane counts,
+// which is fn rounded to bf16.
+__device__ __forceinline__ void put_sums(float* to, const Products& p, float squares, const u8 coarse[2]) {
   const int g = (threadIdx.x & 31) >> 2, q = threadIdx.x & 3;
+  float v[3][2];
 #pragma unroll
   for (int n = 0; n < 2; n++) {
-    to[g * TILE + 2 * q + n] = coarse[n] ? top[n] : top[n] + rest[n];
-    to[(8 + g) * TILE + 2 * q + n] = coarse[n] ? top[2 + n] : top[2 + n] + rest[2 + n];
-    to[(16 + g) * TILE + 2 * q + n] = coarse[n] ? last[n] : last[n] + last[2 + n];
+    v[0][n] = coarse[n] ? p.top[n] : p.top[n] + p.rest[n];
+    v[1][n] = coarse[n] ? p.top[2 + n] : p.top[2 + n] + p.rest[2 + n];
+    v[2][n] = coarse[n] ? p.last[n] : p.last[n] + p.last[2 + n];
   }
-  const float all = group_sum((squares(s[0]) + squares(s[1])) + (squares(s[2]) + squares(s[3])));
-  collapsed = group_sum(collapsed);
-  if (q == 0) {
-    to[SQUARES * TILE + g] = all;
-    to[COLLAPSED * TILE + g] = collapsed;
-  }
+#pragma unroll
+  for (int part = 0; part < 3; part++)
+    *(float2*)(to + (8 * part + g) * TILE + 2 * q) = make_float2(v[part][0], v[part][1]);
+  const float all = group_sum(squares);
+  if (q == 0) to[SQUARES * TILE + g] = all;
 }
 
 // ---- from mixing values to weights

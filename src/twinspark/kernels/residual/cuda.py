@@ -1,8 +1,8 @@
 """The residual boundary on CUDA devices, the same bits for few rows and for many.
 
-Up to 64 rows one launch makes streams and input, and one the mixing weights: in a recording beside
-the next sublayer, which does without them. Owns layouts and launches; the arithmetic is in
-common.cuh, streams.cu, mix.cu and tiles.cu.
+One launch makes streams and input, others the mixing weights: up to 64 rows one, in a recording
+beside the next sublayer, which does without them; of more rows two. Owns layouts and launches; the
+arithmetic is in common.cuh, streams.cu and mix.cu, of many rows in rows.cu and tiles.cu.
 Letters: T tokens, C = 4 streams, D hidden, M = 24 mixing values.
 Read next: `kernels/cuda/launch.py`, `kernels/cuda/beside.py`.
 """
@@ -29,19 +29,24 @@ from twinspark.kernels.residual.site import Boundary, Ran, Site
 
 MIX_SOURCE = Path(__file__).with_name("mix.cu")
 STREAMS_SOURCE = Path(__file__).with_name("streams.cu")
+ROWS_SOURCE = Path(__file__).with_name("rows.cu")
 TILES_SOURCE = Path(__file__).with_name("tiles.cu")
 MOST_ROWS = 64
-"""Rows that the one-launch kernel takes; it has one counter for every 8 of them."""
+"""Rows whose mixing weights are made in one launch; it has one counter for every 8 of them."""
 
 _STREAMS = 4
 _MOST_HIDDEN = 8192
 _TILE = 8
-_SUMS = 26  # of a row: 24 mixing values, two sums of squares
+_SUMS = 25  # of a row: 24 mixing values, the sum of squares
 _COLUMNS = 256  # of a block of tiles.cu
-_RUN_BYTES = 16 * 256  # of a stage of tiles.cu: 16 bytes a thread
-_COEF_BYTES = 8 * _TILE * 24 * 4  # 24 floats for every row of 8 warps
-_STATIC_BYTES = 15 * 1024  # of tiles.cu, at most, with the system's share
-_MOST_STAGES = 8
+_TURN_ROWS = 16  # of tiles.cu
+_TURN_BYTES = _TURN_ROWS * _STREAMS * _COLUMNS * 2  # of a stage of tiles.cu
+_STATIC_BYTES = 27 * 1024  # of tiles.cu, at most, with the system's share
+_ROWS_STATIC_BYTES = 5 * 1024  # of rows.cu, at most
+_WHOLE_THREADS = 640  # of rows.cu: blocks of fewer share a multiprocessor,
+_MOST_TOGETHER = 4  # so many of them
+_MOST_STAGES = 6  # of rows.cu
+_MOST_TURNS = 4  # of tiles.cu, on their way
 
 
 def why_not_boundary(device: torch.device, streams: int, hidden: int) -> str | None:
@@ -87,24 +92,60 @@ def lanes_of(fn_MK: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class TilesPlan:
-    """How tiles.cu is spread over a device; changes no bit."""
+class RowsPlan:
+    """How rows.cu is spread over a device; changes no bit.
+
+    Attributes:
+        stages: rows on their way to a block; 0 where streams.cu takes them all, as a block would
+            get one row or not even one fits.
+        stage_bytes: of shared memory, each.
+        blocks: the grid.
+    """
 
     stages: int
     stage_bytes: int
     blocks: int
 
 
-def plan_tiles(
+def plan_rows(
     rows: int, hidden: int, shards: int, wide: bool, processors: int, shared: int
-) -> TilesPlan:
-    """As many stages as fit, and one block a processor, which share the work evenly."""
-    stage = (_STREAMS + shards * (2 if wide else 1)) * _RUN_BYTES + _COEF_BYTES
-    units = -(-hidden // _COLUMNS) * -(-rows // _TILE)
-    return TilesPlan(
-        stages=min(_MOST_STAGES, (shared - _STATIC_BYTES) // stage),
+) -> RowsPlan:
+    """As many stages as fit into the blocks that share a multiprocessor."""
+    threads = _row_threads(hidden)
+    stage = (_STREAMS + shards * (2 if wide else 1)) * 16 * threads
+    together = min(_MOST_TOGETHER, max(1, _WHOLE_THREADS // threads))
+    room = max(0, shared // together - _ROWS_STATIC_BYTES)
+    return RowsPlan(
+        stages=0 if rows <= processors else min(_MOST_STAGES, room // stage),
         stage_bytes=stage,
-        blocks=min(units, processors),
+        blocks=min(rows, together * processors),
+    )
+
+
+def _row_threads(hidden: int) -> int:
+    """Threads of streams.cu and rows.cu: 8 columns each, whole warps."""
+    return -(-hidden // 256) * 32
+
+
+@dataclass(frozen=True)
+class TilesPlan:
+    """How tiles.cu is spread over a device; changes no bit.
+
+    Attributes:
+        stages: turns of rows on their way to a block.
+        grid: sets of columns, and blocks that share the rows of each.
+    """
+
+    stages: int
+    grid: tuple[int, int, int]
+
+
+def plan_tiles(rows: int, hidden: int, processors: int, shared: int) -> TilesPlan:
+    """At most one block a processor, none of which changes its columns."""
+    columns, turns = -(-hidden // _COLUMNS), -(-rows // _TURN_ROWS)
+    return TilesPlan(
+        stages=min(_MOST_TURNS, (shared - _STATIC_BYTES) // _TURN_BYTES),
+        grid=(columns, max(1, min(turns, processors // columns)), 1),
     )
 
 
@@ -146,9 +187,16 @@ class _Call:
         return self.streams_TCD, self.x_TD, self.collapsed_TD, self.tap_TD
 
     @property
-    def tap_pitch(self) -> int:
-        """Values between the tap's rows."""
-        return 0 if self.tap_TD is None else self.tap_TD.stride(0)
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """What kernels of streams and input take first."""
+        read = (self.x_TCD, self.y, self.pre_TC, self.post_TC, self.comb_TCC, self.norm_D)
+        return *read, *self.outputs
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Whether partials are fp32, how many, values between them and between the tap's rows."""
+        tap_pitch = 0 if self.tap_TD is None else self.tap_TD.stride(0)
+        return int(self.wide), self.shards, self.y_step, tap_pitch
 
 
 def boundary_cuda(
@@ -195,7 +243,7 @@ def boundary_cuda(
     if num:
         with on_device(x_TCD.device):
             if num > MOST_ROWS:
-                _launch_tiles(call, site, norm_eps, cache_dir)
+                _launch_many(call, site, norm_eps, cache_dir)
             else:
                 _launch_streams(call, norm_eps, cache_dir)
                 if mixed is not None and site is not None:
@@ -228,17 +276,13 @@ def _module(
 
 
 def _launch_streams(call: _Call, norm_eps: float, cache_dir: Path | None) -> None:
+    """Streams and input, a block a row."""
     num, _, hidden = call.x_TCD.shape
     if not any(t is not None for t in call.outputs):
         return
-    index = call.x_TCD.device.index
-    module = _module(STREAMS_SOURCE, index, (("HIDDEN", hidden),), cache_dir)
-    args = (
-        *(call.x_TCD, call.y, call.pre_TC, call.post_TC, call.comb_TCC, call.norm_D),
-        *call.outputs,
-        *(int(call.wide), call.shards, call.y_step, call.tap_pitch, _bits(norm_eps)),
-    )
-    module.launch("boundary_streams", (num, 1, 1), -(-hidden // 256) * 32, args)
+    module = _module(STREAMS_SOURCE, call.x_TCD.device.index, (("HIDDEN", hidden),), cache_dir)
+    args = (*call.tensors, *call.sizes, _bits(norm_eps))
+    module.launch("boundary_streams", (num, 1, 1), _row_threads(hidden), args)
 
 
 def _mix(made: Boundary, call: _Call, site: Site, norm_eps: float) -> Boundary:
@@ -272,64 +316,50 @@ def cuda_variants(hidden: int, shards: int, shared: int) -> Iterator[tuple[Path,
     yield MIX_SOURCE, {"HIDDEN": hidden}
     yield STREAMS_SOURCE, {"HIDDEN": hidden}
     kinds = {(0, False), (1, False), (shards, False), (shards, True)}
-    stages = {plan_tiles(4096, hidden, *kind, 1, shared).stages for kind in kinds}
-    for mixing in (0, 1):
-        for count in sorted(stages):
-            yield TILES_SOURCE, _tiles_defines(hidden, bool(mixing), count)
+    stages = {plan_rows(4096, hidden, *kind, 1, shared).stages for kind in kinds} - {0}
+    for count in sorted(stages):
+        yield ROWS_SOURCE, {"HIDDEN": hidden, "STAGES": count}
+    yield TILES_SOURCE, _tiles_defines(hidden, shared)
 
 
-def _tiles_defines(hidden: int, mixing: bool, stages: int) -> dict[str, int]:
-    return {"HIDDEN": hidden, "MIXING": int(mixing), "STAGES": stages}
+def _tiles_defines(hidden: int, shared: int) -> dict[str, int]:
+    return {"HIDDEN": hidden, "STAGES": plan_tiles(4096, hidden, 1, shared).stages}
 
 
-def _launch_tiles(call: _Call, site: Site | None, norm_eps: float, cache_dir: Path | None) -> None:
+def _launch_many(call: _Call, site: Site | None, norm_eps: float, cache_dir: Path | None) -> None:
+    """Streams, input and mixing weights of more rows than one launch mixes."""
     num, _, hidden = call.x_TCD.shape
     index = call.x_TCD.device.index
-    plan = plan_tiles(
-        num, hidden, call.shards, call.wide, num_processors(index), shared_bytes(index)
-    )
-    defines = _tiles_defines(hidden, site is not None, plan.stages)
-    module = _module(TILES_SOURCE, index, tuple(defines.items()), cache_dir)
-    pairs, tiles = -(-hidden // _COLUMNS), -(-num // _TILE)
-    finish = site is not None or call.x_TD is not None
-    work = None
-    if finish:
-        work = call.x_TCD.new_empty(tiles * pairs * _SUMS * _TILE, dtype=torch.float32)
-    args = (
-        call.x_TCD,
-        call.y,
-        call.pre_TC,
-        call.post_TC,
-        call.comb_TCC,
-        None if site is None else site.lanes,
-        call.bf16_T,
-        call.streams_TCD,
-        call.x_TD,
-        call.collapsed_TD,
-        call.tap_TD,
-        work,
-        num,
-        int(call.wide),
-        call.shards,
-        call.y_step,
-        call.tap_pitch,
-        plan.stage_bytes,
-    )
-    shared = plan.stages * plan.stage_bytes
-    module.launch("boundary_tiles", (plan.blocks, 1, 1), 256, args, shared=shared)
-    if not finish:
-        return
-    mixed = call.mix
-    args = (
-        work,
-        None if site is None else site.scale_3,
-        None if site is None else site.base_M,
-        call.norm_D,
-        call.x_TD,
-        *((None, None, None) if mixed is None else mixed),
-        num,
-        0 if site is None else site.iters,
-        0 if site is None else _bits(site.eps),
-        _bits(norm_eps),
-    )
-    module.launch("boundary_finish", (tiles, 1, 1), 288, args)
+    processors, shared = num_processors(index), shared_bytes(index)
+    plan = plan_rows(num, hidden, call.shards, call.wide, processors, shared)
+    if not plan.stages:
+        _launch_streams(call, norm_eps, cache_dir)
+    elif any(t is not None for t in call.outputs):
+        defines = (("HIDDEN", hidden), ("STAGES", plan.stages))
+        module = _module(ROWS_SOURCE, index, defines, cache_dir)
+        module.launch(
+            "boundary_rows",
+            (plan.blocks, 1, 1),
+            _row_threads(hidden),
+            (*call.tensors, num, *call.sizes, plan.stage_bytes, _bits(norm_eps)),
+            shared=plan.stages * plan.stage_bytes,
+        )
+    if site is not None:
+        _mix_many(call, site, plan_tiles(num, hidden, processors, shared), norm_eps)
+
+
+def _mix_many(call: _Call, site: Site, plan: TilesPlan, norm_eps: float) -> None:
+    """Mixing weights of what is left."""
+    x_TCD = call.x_TCD if call.streams_TCD is None else call.streams_TCD
+    assert call.mix is not None
+    num, _, hidden = x_TCD.shape
+    index = x_TCD.device.index
+    defines = _tiles_defines(hidden, shared_bytes(index))
+    module = _module(TILES_SOURCE, index, tuple(defines.items()), site.cache_dir)
+    tiles = -(-num // _TILE)
+    work = x_TCD.new_empty(tiles * plan.grid[0] * _SUMS * _TILE, dtype=torch.float32)
+    rows = (x_TCD, site.lanes, call.bf16_T, work, num)
+    module.launch("mix_tiles", plan.grid, 256, rows, shared=plan.stages * _TURN_BYTES)
+    weights = work, site.scale_3, site.base_M, *call.mix
+    eps = _bits(site.eps), _bits(norm_eps)
+    module.launch("mix_finish", (tiles, 1, 1), 128, (*weights, num, site.iters, *eps))

@@ -13,7 +13,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) boundary_mix(
     const u16* x, const float* __restrict__ fn, const float* __restrict__ scale_in, const float* __restrict__ base,
     const u8* marks, float* pre, float* post, float* comb, float* work, u32* counters,
     int rows, int iters, int eps, int norm_eps_bits) {
-  __shared__ float sums[4][SUMS * TILE], values[VALUES * TILE], powers[16 * TILE];
+  __shared__ __align__(16) float sums[4][SUMS * TILE];
+  __shared__ float values[VALUES * TILE], powers[16 * TILE];
   __shared__ float shift[VALUES], scale[3];
   __shared__ u32 arrived;
   const int tid = threadIdx.x, warp = tid >> 5, g = (tid & 31) >> 2, q = tid & 3;
@@ -27,13 +28,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) boundary_mix(
   __syncthreads();  // the compiler moves no load past this
   wait_for_producer();
   Eight s[4] = {};
-  bool coarse[2] = {false, false};
+  u8 coarse[2] = {0, 0};
   if (row < rows)
 #pragma unroll
     for (int j = 0; j < 4; j++) s[j] = load_eight(x + ((u64)row * 4 + j) * HIDDEN + half * 128 + warp * 32 + q * 8);
   if (marks)
     for (int n = 0; n < 2; n++) coarse[n] = first + 2 * q + n < rows && marks[first + 2 * q + n];
-  group_sums(sums[warp], lanes, s, 0.f, coarse);
+  Products products[1];
+#pragma unroll
+  for (int j = 0; j < 4; j++)
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      HalfPlanes f;
+      get_half(f, lanes, j, h);
+      multiply<1>(products, f, {s[j].w[2 * h]}, {s[j].w[2 * h + 1]});
+    }
+  put_sums(sums[warp], products[0], (squares(s[0]) + squares(s[1])) + (squares(s[2]) + squares(s[3])), coarse);
   __syncthreads();
   float* mine = work + (u64)(tile * HALVES + half) * (SUMS * TILE);
   for (int i = tid; i < SUMS * TILE; i += THREADS)

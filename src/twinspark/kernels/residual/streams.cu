@@ -1,5 +1,5 @@
 // The residual boundary of few rows without mixing weights: a block a row, a thread 8 columns. New streams,
-// collapse and norm in the bits of tiles.cu, with little code, as it runs once a launch from a cold cache.
+// collapse and norm in the bits of rows.cu, with little code, as it runs once a launch from a cold cache.
 //
 // Macros: those of common.cuh.
 #include "common.cuh"
@@ -18,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) boundary_streams(
     const u16* x, const void* y, const float* pre_in, const float* post_in, const float* comb_in,
     const float* __restrict__ norm, u16* streams_out, u16* x_out, u16* collapsed_out, u16* tap_out,
     int y_wide, int shards, int y_step, int tap_pitch, int norm_eps) {
-  __shared__ float groups[HIDDEN / 32];
+  __shared__ __align__(16) float groups[HIDDEN / 32];
   const int tid = threadIdx.x, lane = tid & 31, row = blockIdx.x;
   const bool there = 8 * tid < HIDDEN;
   const int column = there ? 8 * tid : HIDDEN - 8;
@@ -67,15 +67,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) boundary_streams(
     const float group = group_sum(squares(kept));
     if (there && (lane & 3) == 0) groups[column / 32] = group;
     __syncthreads();
-    float pair = 0.f;
-    if (lane < PAIRS) {
-      const float* p = groups + 8 * lane;
-      pair = ((p[0] + p[1]) + p[2]) + p[3];
-      if (2 * lane + 1 < HALVES) pair += ((p[4] + p[5]) + p[6]) + p[7];
-    }
-#pragma unroll
-    for (int step = 16; step; step >>= 1) pair += __shfl_xor_sync(0xffffffffu, pair, step);
-    const float inverse = inverse_rms(pair, HIDDEN, __int_as_float(norm_eps));
+    const float inverse = inverse_rms(sum_of_groups(groups), HIDDEN, __int_as_float(norm_eps));
     const float weights[8] = {w[0].x, w[0].y, w[0].z, w[0].w, w[1].x, w[1].y, w[1].z, w[1].w};
     if (stores) store_eight(x_out + (u64)row * HIDDEN + column, normed(kept, inverse, weights));
     __syncthreads();
