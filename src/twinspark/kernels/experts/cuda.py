@@ -27,13 +27,16 @@ from twinspark.kernels.exl3.linear import CHUNK_INPUTS, Exl3Matrix
 from twinspark.kernels.experts.few import Begun, Routed, float_bits, module_of, run_few
 from twinspark.kernels.experts.plan import (
     DECODE_ROWS,
+    ROW_THREADS,
     PromptPlan,
     item_blocks,
+    pieces_each,
     plan_prompt,
     plan_router,
     prompt_defines,
     router_defines,
     router_select_threads,
+    warp_blocks,
     window_bounds,
 )
 
@@ -254,24 +257,25 @@ class _Prompt:
     ) -> None:
         hidden, width, groups = self._x_TD.shape[1], shard.width, self._window // 8
         where = (self._pair_of_row, self._expert_of_group, self._num_groups)
-        first = window * groups
+        first, each = window * groups, pieces_each(groups * hidden // 128)
         self._module.launch(
             "experts_rotate",
-            (groups, -(-hidden // 1024), 1),
-            256,
+            (warp_blocks(-(-groups // each)), hidden // 128, 1),
+            ROW_THREADS,
             (
                 *(shard.table, self._x_TD, *where, inputs[0], inputs[1]),
-                *(self._places, hidden, first),
+                *(self._places, hidden, first, groups, each),
             ),
         )
         self._tiles(shard, window, (inputs[0], inputs[1]), gate_up, hidden, width)
+        each = pieces_each(groups * width // 128)
         self._module.launch(
             "experts_act_tiled",
-            (groups, -(-width // 512), 1),
-            128,
+            (warp_blocks(-(-groups // each) * (width // 128)), 1, 1),
+            ROW_THREADS,
             (
                 *(shard.table, gate_up, *where, self._weights_TA, act),
-                *(self._places, width, float_bits(shard.limit), first),
+                *(self._places, width, float_bits(shard.limit), first, groups, each),
             ),
         )
 
@@ -303,14 +307,15 @@ class _Prompt:
         self, shard: CudaShardExperts, window: int, y: Tensor, total: Tensor | None, out_TD: Tensor
     ) -> None:
         num, hidden = self._x_TD.shape
+        each = pieces_each(-(-num // 8) * hidden // 128)
         self._module.launch(
             "experts_add",
-            (-(-hidden // 512), -(-num // 8), 1),
-            128,
+            (-(-warp_blocks(hidden // 128) // each), -(-num // 8), 1),
+            ROW_THREADS,
             (
                 *(shard.table, y, self._row_of_pair, self._expert_of_group, total, out_TD),
                 *(num, self._places, hidden, window * self._window, self._window),
-                int(window == self._windows - 1),
+                *(int(window == self._windows - 1), each),
             ),
         )
 

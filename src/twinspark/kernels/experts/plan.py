@@ -18,6 +18,11 @@ _STATIC_BYTES = 1536  # at most, of a block's own and the system's share
 _TOTAL_ROW_BYTES = 4 * 128
 _PROMPT_WARPS = 8
 WINDOW_ROWS = 16384
+ROW_THREADS = 128
+"""Of a block of prompt_rows.cuh."""
+
+_MOST_PIECES = 4  # a lane each knows their rows
+_LEAST_ROW_WARPS = 8192  # three times what an H200 has room for
 MOST_ROUTER_FEW_ROWS = 256
 """Rows whose inputs are split over blocks; more take a kernel of their own."""
 
@@ -177,6 +182,22 @@ def item_blocks(rows: int, places: int, experts: int, tile: int) -> int:
     an_expert = max(1, rows * places // experts)
     an_item = an_expert // -(-an_expert // tile)
     return min(items, -(-window // max(8, an_item)))
+
+
+def pieces_each(pieces: int) -> int:
+    """Pieces of 128 values of 8 rows a warp of prompt_rows.cuh takes, one after another.
+
+    While it works on one the next is read; with too few warps multiprocessors would idle at the end.
+
+    Args:
+        pieces: of the launch.
+    """
+    return max(1, min(_MOST_PIECES, pieces // _LEAST_ROW_WARPS))
+
+
+def warp_blocks(warps: int) -> int:
+    """Blocks of prompt_rows.cuh that have so many warps."""
+    return -(-warps // (ROW_THREADS // 32))
 
 
 @dataclass(frozen=True)
