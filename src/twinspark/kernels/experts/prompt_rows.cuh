@@ -9,11 +9,9 @@
 #define SCALES (PART_INPUTS * 2)             // and of scales
 #define MOST_GROUPS 4                        // of a warp; a lane each knows their rows
 #define ROW_WARPS 4
-#ifndef ROTATE_BLOCKS
-#define ROTATE_BLOCKS (WGMMA ? 6 : 5)
+#define ROTATE_BLOCKS (WGMMA ? 6 : 5)        // an SM at least
 #define ACT_BLOCKS 5
 #define ADD_BLOCKS 5
-#endif
 
 __device__ __forceinline__ void copy_16(u32 to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
@@ -228,14 +226,20 @@ extern "C" __global__ void __launch_bounds__(32 * ROW_WARPS, ADD_BLOCKS) experts
   const u32 to = smem_address(room) + lane * 16;
   const u32 scales_to = smem_address(room) + 8 * SUMS_LINE + (lane >> 4) * ROTATED_LINE + (lane & 15) * 16;
   auto ask = [&](int n, int from_column, int odd) {
+    const char* here = (const char*)(sums + from_column + 4 * lane);
+    const u16* const* its_scales = scales[n] + (lane >> 4);
 #pragma unroll
-    for (int r = 0; r < 8; r++)
-      if (froms[n][r] >= 0) copy_16(to + r * SUMS_LINE, sums + (u64)froms[n][r] * outputs + from_column + 4 * lane);
+    for (int half = 0; half < 2; half++) {
+      const int4 four = *(const int4*)(froms[n] + 4 * half);
+      const int from[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-      const int r = 2 * j + (lane >> 4);
-      if (froms[n][r] >= 0)
-        copy_16(scales_to + (8 * odd + 2 * j) * ROTATED_LINE, scales[n][r] + from_column + 8 * (lane & 15));
+      for (int r = 0; r < 4; r++)
+        if (from[r] >= 0) copy_16(to + (4 * half + r) * SUMS_LINE, here + (u64)(u32)from[r] * (u32)(4 * outputs));
+#pragma unroll
+      for (int r = 0; r < 4; r += 2)
+        if ((lane < 16 ? from[r] : from[r + 1]) >= 0)
+          copy_16(scales_to + (8 * odd + 4 * half + r) * ROTATED_LINE,
+              its_scales[4 * half + r] + from_column + 8 * (lane & 15));
     }
     end_of_piece();
   };
@@ -252,8 +256,9 @@ extern "C" __global__ void __launch_bounds__(32 * ROW_WARPS, ADD_BLOCKS) experts
       float v[32];
       load_wide(v, (const float*)(room + (lane >> 2) * SUMS_LINE) + 4 * (lane & 3));
       __syncwarp();
-      if (n + 1 < num) ask(n + 1, column, odd ^ 1);
-      else if (column + 128 * ROW_WARPS < end) ask(0, column + 128 * ROW_WARPS, odd ^ 1);
+      const bool is_last = n + 1 == num;
+      const int next_column = column + (is_last ? 128 * ROW_WARPS : 0);
+      if (next_column < end) ask(is_last ? 0 : n + 1, next_column, odd ^ 1);
       hadamard_wide(v);
       if (n < mine) {
         scale_wide(v, (const u16*)(room + 8 * SUMS_LINE + (8 * odd + (lane >> 2)) * ROTATED_LINE) + 4 * (lane & 3));
