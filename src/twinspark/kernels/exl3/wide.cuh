@@ -46,9 +46,8 @@ __device__ __forceinline__ void finish_wide(float v[32], const float* sums, cons
   hadamard_wide(v);
   scale_wide(v, svh);
 }
-// Scales, rotates and rounds to fp16; to eight runs of 4 values, 128 apart.
-__device__ __forceinline__ void rotate_wide(float v[32], const u16* suh, u16* to) {
-  scale_wide(v, suh);
+// Rotates and rounds to fp16; to eight runs of 4 values, 128 apart.
+__device__ __forceinline__ void rotate_wide(float v[32], u16* to) {
   hadamard_wide(v);
 #pragma unroll
   for (int i = 0; i < 8; i++) {

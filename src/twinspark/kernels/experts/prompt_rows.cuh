@@ -25,6 +25,9 @@ template <int LEFT> __device__ __forceinline__ void wait_for_piece() {
   asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
   __syncwarp();
 }
+// Said to be one for all lanes, so that it is kept in a uniform register.
+__device__ __forceinline__ int one_for_all(int value) { return __shfl_sync(0xffffffffu, value, 0); }
+__device__ __forceinline__ int warp_of_block() { return one_for_all(threadIdx.x >> 5); }
 __device__ __forceinline__ const u16* from_lane(const u16* p, int lane) {
   return (const u16*)__shfl_sync(0xffffffffu, (u64)p, lane);
 }
@@ -39,18 +42,27 @@ __device__ __forceinline__ void ask_for_sums(u32 to, const float* from, int pitc
   for (int r = 0; r < 8; r++, from += pitch) copy_16(to + r * SUMS_LINE, from);
 }
 
+__device__ __forceinline__ void widen_eight(float* to, uint4 halves) {
+  const u32 from[4] = {halves.x, halves.y, halves.z, halves.w};
+  float v[8];
+#pragma unroll
+  for (int i = 0; i < 8; i++) v[i] = half_to_float(from[i / 2] >> 16 * (i & 1) & 0xffff);
+  *(float4*)to = make_float4(v[0], v[1], v[2], v[3]);
+  *(float4*)(to + 4) = make_float4(v[4], v[5], v[6], v[7]);
+}
+
 // Rows of a window for gate and up: a warp takes a part of `each` groups of 8 rows, neighbours share a part, so that
 // rows of x stay in the cache. grid (warps of `groups` / ROW_WARPS up, parts).
 extern "C" __global__ void __launch_bounds__(32 * ROW_WARPS, ROTATE_BLOCKS) experts_rotate(
     const Matrix* table, const u16* x, const int* pair_of_row, const int* expert_of_group, const int* num_groups,
     u16* gate_x, u16* up_x, int places, int inputs, int first_group, int groups, int each) {
-  __shared__ __align__(16) unsigned char rooms[ROW_WARPS][8 * ROTATED_LINE + 2 * 2 * SCALES];
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, part = blockIdx.y;
+  __shared__ __align__(16) unsigned char rooms[ROW_WARPS][8 * ROTATED_LINE + 2 * 3 * SCALES];
+  const int lane = threadIdx.x & 31, warp = warp_of_block(), part = blockIdx.y;
   const int first = (blockIdx.x * ROW_WARPS + warp) * each;
   unsigned char* room = rooms[warp];
   let_consumer_start();
   wait_for_producer();
-  const int num = min(min(each, groups - first), *num_groups - first_group - first);
+  const int num = one_for_all(min(min(each, groups - first), *num_groups - first_group - first));
   if (num <= 0) return;
   // a lane knows a row of all groups, -1 for padding, and one of their matrices' scales
   int row = -1;
@@ -60,6 +72,7 @@ extern "C" __global__ void __launch_bounds__(32 * ROW_WARPS, ROTATE_BLOCKS) expe
   if (row >= 0) row /= places + 1;
   const u32 to = smem_address(room) + (lane >> 4) * ROTATED_LINE + (lane & 15) * 16;
   const u32 scales_to = smem_address(room) + 8 * ROTATED_LINE + lane * 16;
+  float* wide_scales = (float*)(room + 8 * ROTATED_LINE + 2 * SCALES);  // each is used 8 times
   const int k = part * PART_INPUTS + 8 * (lane & 15);
   auto ask = [&](int u) {
 #pragma unroll
@@ -67,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(32 * ROW_WARPS, ROTATE_BLOCKS) expe
       const int its_row = __shfl_sync(0xffffffffu, row, 8 * u + 2 * j + (lane >> 4));
       copy_16_or_zeros(to + 2 * j * ROTATED_LINE, x + (u64)max(its_row, 0) * inputs + k, its_row >= 0);
     }
-    copy_16(scales_to + (u & 1) * 2 * SCALES, from_lane(suh, (lane & 16) + u) + k);
+    copy_16(scales_to, from_lane(suh, (lane & 16) + u) + k);
     end_of_piece();
   };
   ask(0);
@@ -77,16 +90,21 @@ extern "C" __global__ void __launch_bounds__(32 * ROW_WARPS, ROTATE_BLOCKS) expe
     uint2 packed[8];
 #pragma unroll
     for (int i = 0; i < 8; i++) packed[i] = *(const uint2*)(room + (lane >> 2) * ROTATED_LINE + (lane & 3) * 8 + i * 32);
+    widen_eight(wide_scales + 8 * lane, *(const uint4*)(wide_scales - 2 * SCALES / 4 + 4 * lane));
     __syncwarp();
     if (u + 1 < num) ask(u + 1);
     const u64 at = tiled(first + u, part, groups);
-    const unsigned char* scales = room + 8 * ROTATED_LINE + (u & 1) * 2 * SCALES + (lane & 3) * 8;
 #pragma unroll 1
     for (int which = 0; which < 2; which++) {
+      const float* scales = wide_scales + which * PART_INPUTS + 4 * (lane & 3);
       float v[32];
 #pragma unroll
-      for (int i = 0; i < 8; i++) widen({packed[i].x, packed[i].y, 0, 0}, TYPE_BF16, v + 4 * i);
-      rotate_wide(v, (const u16*)(scales + which * SCALES), (which ? up_x : gate_x) + at);
+      for (int i = 0; i < 8; i++) {
+        widen({packed[i].x, packed[i].y, 0, 0}, TYPE_BF16, v + 4 * i);
+        const float4 s = *(const float4*)(scales + 16 * i);
+        v[4 * i] *= s.x; v[4 * i + 1] *= s.y; v[4 * i + 2] *= s.z; v[4 * i + 3] *= s.w;
+      }
+      rotate_wide(v, (which ? up_x : gate_x) + at);
     }
   }
 }
@@ -189,7 +207,8 @@ extern "C" __global__ void __launch_bounds__(32 * ROW_WARPS, ACT_BLOCKS) experts
     activate_wide(gate, up, __shfl_sync(0xffffffffu, of_row, 8 * u + (lane >> 2)), __int_as_float(limit));
     __syncwarp();
     ask_up(u + 1);  // registers are free again
-    rotate_wide(gate, scales + SCALES, out + tiled(first + u, part, groups));
+    scale_wide(gate, scales + SCALES);
+    rotate_wide(gate, out + tiled(first + u, part, groups));
   }
 }
 
@@ -227,6 +246,8 @@ extern "C" __global__ void __launch_bounds__(32 * ROW_WARPS, ADD_BLOCKS) experts
   const u32 scales_to = smem_address(room) + 8 * SUMS_LINE + (lane >> 4) * ROTATED_LINE + (lane & 15) * 16;
   auto ask = [&](int n, int from_column, int odd) {
     const char* here = (const char*)(sums + from_column + 4 * lane);
+    u32 pitch = 4 * outputs;
+    asm volatile("" : "+l"(here), "+r"(pitch), "+r"(from_column));  // held: found once, not once a row
     const u16* const* its_scales = scales[n] + (lane >> 4);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -234,7 +255,7 @@ extern "C" __global__ void __launch_bounds__(32 * ROW_WARPS, ADD_BLOCKS) experts
       const int from[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
       for (int r = 0; r < 4; r++)
-        if (from[r] >= 0) copy_16(to + (4 * half + r) * SUMS_LINE, here + (u64)(u32)from[r] * (u32)(4 * outputs));
+        if (from[r] >= 0) copy_16(to + (4 * half + r) * SUMS_LINE, here + (u64)(u32)from[r] * pitch);
 #pragma unroll
       for (int r = 0; r < 4; r += 2)
         if ((lane < 16 ? from[r] : from[r + 1]) >= 0)
