@@ -26,6 +26,7 @@ from twinspark.kernels.exl3.cuda_plan import CODEBOOKS
 from twinspark.kernels.exl3.linear import CHUNK_INPUTS, Exl3Matrix
 from twinspark.kernels.experts.few import Begun, Routed, float_bits, module_of, run_few
 from twinspark.kernels.experts.plan import (
+    ADDED_WINDOWS,
     DECODE_ROWS,
     ROW_THREADS,
     PromptPlan,
@@ -198,7 +199,7 @@ def route_cuda(
 
 
 class _Prompt:
-    """One call of many rows: rows by expert once, then shard by shard, window by window."""
+    """One call of many rows: rows by expert once, then shard by shard, a few windows at a time."""
 
     def __init__(
         self,
@@ -236,21 +237,28 @@ class _Prompt:
         )
 
     def run(self, out_STD: Tensor) -> None:
-        """Write every shard's sum."""
-        hidden = self._x_TD.shape[1]
-        width = max(s.width for s in self._shards)
-        inputs = self._empty(2, self._window, hidden, dtype=torch.float16)
-        gate_up = self._empty(2, self._window, width, dtype=torch.float32)
-        act = self._empty(self._window, width, dtype=torch.float16)
-        y = inputs.view(torch.float32).view(self._window, hidden)  # inputs have been read by then
-        several = self._windows > 1
+        """Write each shard's sum: of a few windows, the inputs of down, then outputs, then sums."""
+        many = min(self._windows, ADDED_WINDOWS)
+        hidden, width = self._x_TD.shape[1], max(s.width for s in self._shards)
+        room = self._empty(
+            self._window, max(many * hidden, hidden + 2 * width), dtype=torch.float32
+        ).view(-1)
+        sizes = self._window * hidden, 2 * self._window * width
+        inputs = room[: sizes[0]].view(torch.float16).view(2, self._window, hidden)
+        gate_up = room[sizes[0] : sum(sizes)]
+        y = room[: many * sizes[0]].view(many, -1)  # all else in the room has been read by then
+        act = self._empty(many, self._window, width, dtype=torch.float16)
+        several = self._windows > many
         total = self._empty(*self._x_TD.shape, dtype=torch.float32) if several else None
         for shard, out_TD in zip(self._shards, out_STD, strict=True):
             self._module = self._module_of(shard)
-            for window in range(self._windows):
-                self._hidden(shard, window, inputs, gate_up, act)
-                self._down(shard, window, act, y)
-                self._add(shard, window, y, total, out_TD)
+            for first in range(0, self._windows, many):
+                here = range(first, min(first + many, self._windows))
+                for window in here:
+                    self._hidden(shard, window, inputs, gate_up, act[window - first])
+                for window in here:
+                    self._down(shard, window, act[window - first], y[window - first])
+                self._add(shard, here, y, total, out_TD)
 
     def _hidden(
         self, shard: CudaShardExperts, window: int, inputs: Tensor, gate_up: Tensor, act: Tensor
@@ -304,7 +312,12 @@ class _Prompt:
         )
 
     def _add(
-        self, shard: CudaShardExperts, window: int, y: Tensor, total: Tensor | None, out_TD: Tensor
+        self,
+        shard: CudaShardExperts,
+        windows: range,
+        y: Tensor,
+        total: Tensor | None,
+        out_TD: Tensor,
     ) -> None:
         num, hidden = self._x_TD.shape
         each = pieces_each(-(-num // 8) * hidden // 128)
@@ -314,8 +327,9 @@ class _Prompt:
             ROW_THREADS,
             (
                 *(shard.table, y, self._row_of_pair, self._expert_of_group, total, out_TD),
-                *(num, self._places, hidden, window * self._window, self._window),
-                *(int(window == self._windows - 1), each),
+                *(num, self._places, hidden),
+                *(windows.start * self._window, len(windows) * self._window),
+                *(int(windows.stop == self._windows), each),
             ),
         )
 
