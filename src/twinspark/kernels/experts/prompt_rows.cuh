@@ -7,7 +7,6 @@
 #define ROTATED_LINE (PART_INPUTS * 2 + 32)  // bytes in shared memory of a row of x,
 #define SUMS_LINE (PART_INPUTS * 4 + 64)     // of its sums
 #define SCALES (PART_INPUTS * 2)             // and of scales
-#define MOST_GROUPS 4                        // of a warp; a lane each knows their rows
 #define ROW_WARPS 4
 #define ROTATE_BLOCKS (WGMMA ? 6 : 5)        // an SM at least
 #define ACT_BLOCKS 5
@@ -42,6 +41,7 @@ __device__ __forceinline__ void ask_for_sums(u32 to, const float* from, int pitc
   for (int r = 0; r < 8; r++, from += pitch) copy_16(to + r * SUMS_LINE, from);
 }
 
+// Eight fp16 numbers to fp32 in shared memory.
 __device__ __forceinline__ void widen_eight(float* to, uint4 halves) {
   const u32 from[4] = {halves.x, halves.y, halves.z, halves.w};
   float v[8];
@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(32 * ROW_WARPS, ROTATE_BLOCKS) expe
   wait_for_producer();
   const int num = one_for_all(min(min(each, groups - first), *num_groups - first_group - first));
   if (num <= 0) return;
-  // a lane knows a row of all groups, -1 for padding, and one of their matrices' scales
+  // a lane knows a row of all groups, four at most, -1 for padding, and one of their matrices' scales
   int row = -1;
   if (lane < 8 * num) row = pair_of_row[(first_group + first) * 8 + lane];
   const u16* suh = x;
@@ -146,6 +146,7 @@ __device__ __forceinline__ void activate_wide(float gate[32], float up[32], floa
     for (int i = 0; i < 4; i += 2) round_two(g[i], g[i + 1]);
   }
 }
+
 // Sums of gate and up [2][window rows][width] to the tiled input of down: a warp takes a part of `each` groups,
 // neighbours the next part. grid (warps of `groups` * parts / ROW_WARPS up).
 extern "C" __global__ void __launch_bounds__(32 * ROW_WARPS, ACT_BLOCKS) experts_act_tiled(
@@ -159,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(32 * ROW_WARPS, ACT_BLOCKS) experts
   wait_for_producer();
   const int num = min(min(each, groups - first), *num_groups - first_group - first);
   if (num <= 0) return;
-  // a lane knows the weight of a row of all groups, and one of their matrices' scales
+  // a lane knows the weight of a row of all groups, four at most, and one of their matrices' scales
   int pair = 0;
   if (lane < 8 * num) pair = max(pair_of_row[(first_group + first) * 8 + lane], 0);
   const u16* scale = nullptr;
@@ -212,14 +213,14 @@ extern "C" __global__ void __launch_bounds__(32 * ROW_WARPS, ACT_BLOCKS) experts
   }
 }
 
-// Finishes a window's outputs and adds them onto those of the windows before it; the last one rounds to
-// bf16. Experts ascend over windows and places. A warp takes `each` times 128 columns of 8 rows. grid
-// (outputs / (512 * each) up, rows / 8 up).
+// Finishes the outputs of a run of `window_rows` rows, one or more windows, and adds them onto those of the runs before
+// it; the last one rounds to bf16. Experts ascend over runs and places. A warp takes `each` times 128 columns of 8 rows.
+// grid (outputs / (512 * each) up, rows / 8 up).
 extern "C" __global__ void __launch_bounds__(32 * ROW_WARPS, ADD_BLOCKS) experts_add(
     const Matrix* table, const float* sums, const int* row_of_pair, const int* expert_of_group,
     float* total, u16* out, int rows, int places, int outputs, int first_row, int window_rows, int last, int each) {
   __shared__ __align__(16) unsigned char rooms[ROW_WARPS][8 * SUMS_LINE + 2 * 8 * ROTATED_LINE];
-  // outputs of the rows' places in this window, ascending: where they are, or -1, and where their scales are
+  // outputs of the rows' places in this run, ascending: where they are, or -1, and where their scales are
   __shared__ __align__(16) int froms[MOST_PLACES][8];
   __shared__ const u16* scales[MOST_PLACES][8];
   __shared__ int counts[8];
