@@ -8,9 +8,9 @@
 #define SUMS_LINE (PART_INPUTS * 4 + 64)     // of its sums
 #define SCALES (PART_INPUTS * 2)             // and of scales
 #define ROW_WARPS 4
-#define ROTATE_BLOCKS (WGMMA ? 6 : 5)        // an SM at least
-#define ACT_BLOCKS 5
-#define ADD_BLOCKS 5
+#define ROTATE_BLOCKS (WGMMA ? 6 : 5)        // an SM at least, by registers and shared memory
+#define ACT_BLOCKS (WGMMA ? 5 : 2)
+#define ADD_BLOCKS (WGMMA ? 5 : 2)
 
 __device__ __forceinline__ void copy_16(u32 to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
@@ -148,18 +148,20 @@ __device__ __forceinline__ void activate_wide(float gate[32], float up[32], floa
 }
 
 // Sums of gate and up [2][window rows][width] to the tiled input of down: a warp takes a part of `each` groups,
-// neighbours the next part. grid (warps of `groups` * parts / ROW_WARPS up).
+// neighbours the next part. The last groups come first: their sums were written last and are cached. grid (warps of
+// `groups` * parts / ROW_WARPS up).
 extern "C" __global__ void __launch_bounds__(32 * ROW_WARPS, ACT_BLOCKS) experts_act_tiled(
     const Matrix* table, const float* sums, const int* pair_of_row, const int* expert_of_group, const int* num_groups,
     const float* weights, u16* out, int places, int width, int limit, int first_group, int groups, int each) {
   __shared__ __align__(16) unsigned char rooms[ROW_WARPS][16 * SUMS_LINE + 2 * 3 * SCALES];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, parts = width / PART_INPUTS;
-  const int piece = blockIdx.x * ROW_WARPS + warp, part = piece % parts, first = piece / parts * each;
+  const int piece = blockIdx.x * ROW_WARPS + warp, part = piece % parts;
+  const int first = ((groups + each - 1) / each - 1 - piece / parts) * each;
   unsigned char* room = rooms[warp];
   let_consumer_start();
   wait_for_producer();
   const int num = min(min(each, groups - first), *num_groups - first_group - first);
-  if (num <= 0) return;
+  if (first < 0 || num <= 0) return;
   // a lane knows the weight of a row of all groups, four at most, and one of their matrices' scales
   int pair = 0;
   if (lane < 8 * num) pair = max(pair_of_row[(first_group + first) * 8 + lane], 0);
