@@ -16,33 +16,44 @@
 #define SUM_PITCH 132
 
 // x [M, K] to rotated fp16 in blocks' order: [M / ROWS up][K / 8][ROWS][8], so that a part of a block's rows is one
-// run of bytes and 8 rows by 8 inputs are 128 of them. A warp takes 128 inputs of 8 rows. grid (K / 128, M / 32 up).
+// run of bytes and 8 rows by 8 inputs are 128 of them. A warp takes 128 inputs of 8 rows, a lane runs of 8 of a row.
+// grid (K / 128, M / 32 up).
 extern "C" __global__ void __launch_bounds__(128) exl3_rotate_wide(
-    const void* __restrict__ x, const u16* __restrict__ suh, u16* __restrict__ out,
-    int M, int K, int x_pitch, int x_type) {
+    const void* x, const u16* __restrict__ suh, u16* out, int M, int K, int x_pitch, int x_type) {
   let_consumer_start();
   const int lane = threadIdx.x & 31, row = blockIdx.y * 32 + (threadIdx.x >> 5) * 8 + (lane >> 2);
-  const int k = 128 * blockIdx.x + 4 * (lane & 3);
+  const int k = 128 * blockIdx.x + 8 * (lane & 3);
+  const u64 at = (u64)row * x_pitch + k;
+  const bool in_sixteens = x_type != TYPE_FP32 && ((u64)x % 16 | x_pitch % 8) == 0;  // a run is one load
   wait_for_producer();
   Four f[8];
 #pragma unroll
-  for (int i = 0; i < 8; i++) {
-    f[i] = {0, 0, 0, 0};
-    if (row < M) f[i] = load_four(x, (u64)row * x_pitch + k + 16 * i, x_type);
+  for (int i = 0; i < 4; i++) {
+    f[2 * i] = f[2 * i + 1] = {0, 0, 0, 0};
+    if (row >= M) continue;
+    if (in_sixteens) {
+      const uint4 v = *(const uint4*)((const u16*)x + at + 32 * i);
+      f[2 * i].a = v.x; f[2 * i].b = v.y; f[2 * i + 1].a = v.z; f[2 * i + 1].b = v.w;
+    } else {
+      f[2 * i] = load_four(x, at + 32 * i, x_type);
+      f[2 * i + 1] = load_four(x, at + 32 * i + 4, x_type);
+    }
   }
   float v[32];
 #pragma unroll
-  for (int i = 0; i < 8; i++) widen(f[i], x_type, v + 4 * i);
-  scale_wide(v, suh + k);
-  hadamard_wide(v);
-  if (row >= M) return;
-  u16* to = out + (((u64)(row / ROWS) * (K / 8) + k / 8) * ROWS + row % ROWS) * 8 + k % 8;
-#pragma unroll
   for (int i = 0; i < 8; i++) {
-    uint2 o;
-    o.x = to_finite_half2(v[4 * i], v[4 * i + 1]);
-    o.y = to_finite_half2(v[4 * i + 2], v[4 * i + 3]);
-    *(uint2*)(to + (u64)2 * i * ROWS * 8) = o;
+    widen(f[i], x_type, v + 4 * i);
+    scale_four(v + 4 * i, *(const uint2*)(suh + k + 32 * (i / 2) + 4 * (i % 2)));
+  }
+  hadamard_wide<8>(v);
+  if (row >= M) return;
+  u16* to = out + (((u64)(row / ROWS) * (K / 8) + k / 8) * ROWS + row % ROWS) * 8;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const float* run = v + 8 * i;
+    *(uint4*)(to + (u64)4 * i * ROWS * 8) = make_uint4(
+        to_finite_half2(run[0], run[1]), to_finite_half2(run[2], run[3]),
+        to_finite_half2(run[4], run[5]), to_finite_half2(run[6], run[7]));
   }
 }
 

@@ -16,8 +16,10 @@ __device__ __forceinline__ void hadamard_own(float v[32]) {
         v[i | bit] = low - high;
       }
 }
+// RUN values of a lane are neighbours: with 8, lane 4 r + c has values 32 i + 8 c + j as v[8 i + j].
+template <int RUN = 4>
 __device__ __forceinline__ void hadamard_wide(float v[32]) {
-  hadamard_own<1, 4>(v);
+  hadamard_own<1, RUN>(v);
   const int lane = threadIdx.x & 31;
 #pragma unroll
   for (int bit = 1; bit < 4; bit <<= 1) {
@@ -25,7 +27,7 @@ __device__ __forceinline__ void hadamard_wide(float v[32]) {
 #pragma unroll
     for (int i = 0; i < 32; i++) v[i] = __fmaf_rn(v[i], sign, __shfl_xor_sync(0xffffffffu, v[i], bit));
   }
-  hadamard_own<4, 32>(v);
+  hadamard_own<RUN, 32>(v);
 #pragma unroll
   for (int i = 0; i < 32; i++) v[i] *= INV_SQRT128;
 }
