@@ -48,14 +48,3 @@ __device__ __forceinline__ void finish_wide(float v[32], const float* sums, cons
   hadamard_wide(v);
   scale_wide(v, svh);
 }
-// Rotates and rounds to fp16; to eight runs of 4 values, 128 apart.
-__device__ __forceinline__ void rotate_wide(float v[32], u16* to) {
-  hadamard_wide(v);
-#pragma unroll
-  for (int i = 0; i < 8; i++) {
-    uint2 o;
-    o.x = to_finite_half2(v[4 * i], v[4 * i + 1]);
-    o.y = to_finite_half2(v[4 * i + 2], v[4 * i + 3]);
-    *(uint2*)(to + i * 128) = o;
-  }
-}

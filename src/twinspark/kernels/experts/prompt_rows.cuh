@@ -4,9 +4,9 @@
 // it has taken one out of shared memory: whole lines come from memory while the warp computes. What is read
 // here is laid so that no two of the lanes that are served together meet in a bank.
 
-#define ROTATED_LINE (PART_INPUTS * 2 + 32)  // bytes in shared memory of a row of x,
-#define SUMS_LINE (PART_INPUTS * 4 + 64)     // of its sums
-#define SCALES (PART_INPUTS * 2)             // and of scales
+#define ROTATED_LINE (PART_INPUTS * 2 + 64)  // bytes in shared memory of a row of x or its scales,
+#define SUMS_LINE (PART_INPUTS * 4 + 16)     // of its sums
+#define SCALES (PART_INPUTS * 2)             // and of scales of all rows
 #define ROW_WARPS 4
 #define ROTATE_BLOCKS (WGMMA ? 6 : 5)        // an SM at least, by registers and shared memory
 #define ACT_BLOCKS (WGMMA ? 5 : 2)
@@ -30,10 +30,37 @@ __device__ __forceinline__ int warp_of_block() { return one_for_all(threadIdx.x 
 __device__ __forceinline__ const u16* from_lane(const u16* p, int lane) {
   return (const u16*)__shfl_sync(0xffffffffu, (u64)p, lane);
 }
-// Where a lane's 32 values of a part of a group of 8 rows go: eight runs of 4, 128 apart.
+// A lane has runs of 8 values, 32 apart, of a row: lane 4 r + c those of row r from 8 c on.
+__device__ __forceinline__ void load_runs(float v[32], const float* from) {  // the lane's first
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    const float4 f = *(const float4*)(from + 32 * (i / 2) + 4 * (i % 2));
+    v[4 * i] = f.x; v[4 * i + 1] = f.y; v[4 * i + 2] = f.z; v[4 * i + 3] = f.w;
+  }
+}
+__device__ __forceinline__ void scale_runs(float v[32], const u16* scales) {  // fp16, the lane's first
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const uint4 s = *(const uint4*)(scales + 32 * i);
+    scale_four(v + 8 * i, make_uint2(s.x, s.y));
+    scale_four(v + 8 * i + 4, make_uint2(s.z, s.w));
+  }
+}
+// Rotates and rounds to fp16; runs of 8 go 256 apart.
+__device__ __forceinline__ void rotate_runs(float v[32], u16* to) {
+  hadamard_wide<8>(v);
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const float* run = v + 8 * i;
+    *(uint4*)(to + 256 * i) = make_uint4(
+        to_finite_half2(run[0], run[1]), to_finite_half2(run[2], run[3]),
+        to_finite_half2(run[4], run[5]), to_finite_half2(run[6], run[7]));
+  }
+}
+// Where a lane's 32 values of a part of a group of 8 rows go.
 __device__ __forceinline__ u64 tiled(int group, int part, int groups) {
   const int lane = threadIdx.x & 31;
-  return ((u64)part * groups + group) * (GROUP_BYTES / 2) + (lane >> 1 & 1) * 64 + (lane >> 2) * 8 + (lane & 1) * 4;
+  return ((u64)part * groups + group) * (GROUP_BYTES / 2) + (lane & 3) * 64 + (lane >> 2) * 8;
 }
 // 128 sums of 8 rows to lines in shared memory; `from` is the lane's four of the first row.
 __device__ __forceinline__ void ask_for_sums(u32 to, const float* from, int pitch) {
@@ -87,24 +114,26 @@ extern "C" __global__ void __launch_bounds__(32 * ROW_WARPS, ROTATE_BLOCKS) expe
 #pragma unroll 1
   for (int u = 0; u < num; u++) {
     wait_for_piece<0>();
-    uint2 packed[8];
+    uint4 packed[4];
 #pragma unroll
-    for (int i = 0; i < 8; i++) packed[i] = *(const uint2*)(room + (lane >> 2) * ROTATED_LINE + (lane & 3) * 8 + i * 32);
+    for (int i = 0; i < 4; i++) packed[i] = *(const uint4*)(room + (lane >> 2) * ROTATED_LINE + (lane & 3) * 16 + i * 64);
     widen_eight(wide_scales + 8 * lane, *(const uint4*)(wide_scales - 2 * SCALES / 4 + 4 * lane));
     __syncwarp();
     if (u + 1 < num) ask(u + 1);
     const u64 at = tiled(first + u, part, groups);
 #pragma unroll 1
     for (int which = 0; which < 2; which++) {
-      const float* scales = wide_scales + which * PART_INPUTS + 4 * (lane & 3);
-      float v[32];
+      const float* scales = wide_scales + which * PART_INPUTS + 8 * (lane & 3);
+      float v[32], s[32];
+      load_runs(s, scales);
 #pragma unroll
-      for (int i = 0; i < 8; i++) {
-        widen({packed[i].x, packed[i].y, 0, 0}, TYPE_BF16, v + 4 * i);
-        const float4 s = *(const float4*)(scales + 16 * i);
-        v[4 * i] *= s.x; v[4 * i + 1] *= s.y; v[4 * i + 2] *= s.z; v[4 * i + 3] *= s.w;
+      for (int i = 0; i < 4; i++) {
+        widen({packed[i].x, packed[i].y, 0, 0}, TYPE_BF16, v + 8 * i);
+        widen({packed[i].z, packed[i].w, 0, 0}, TYPE_BF16, v + 8 * i + 4);
       }
-      rotate_wide(v, (which ? up_x : gate_x) + at);
+#pragma unroll
+      for (int i = 0; i < 32; i++) v[i] *= s[i];
+      rotate_runs(v, (which ? up_x : gate_x) + at);
     }
   }
 }
@@ -168,50 +197,50 @@ extern "C" __global__ void __launch_bounds__(32 * ROW_WARPS, ACT_BLOCKS) experts
   const u16* scale = nullptr;
   if ((lane & 7) < num && lane < 24) {
     const Matrix* m = table + expert_of_group[first_group + first + (lane & 7)] * 3 + (lane >> 3);
-    scale = lane < 16 ? m->svh : m->suh;
+    scale = (lane < 16 ? m->svh : m->suh) + part * PART_INPUTS;
   }
   const int place = pair % (places + 1);
   const float of_row = place == places ? 1.f : weights[pair / (places + 1) * places + place];
   const u32 to = smem_address(room) + lane * 16, scales_to = to + 16 * SUMS_LINE;
-  const int column = part * PART_INPUTS + 8 * (lane & 15);
   const float* from = sums + (u64)first * 8 * width + part * PART_INPUTS + 4 * lane;
   // of gate with all scales, and of up: what is not there is asked for as nothing, so that they come in turn
   auto ask_gate = [&](int u) {
     if (u < num) {
-      ask_for_sums(to, from + u * 8 * width, width);
+      ask_for_sums(to, from, width);
       const u32 at = scales_to + (u & 1) * 3 * SCALES;
-      copy_16(at, from_lane(scale, (lane >> 4) * 8 + u) + column);
+      copy_16(at, from_lane(scale, (lane >> 4) * 8 + u) + 8 * (lane & 15));
       const u16* down = from_lane(scale, 16 + u);
-      if (lane < 16) copy_16(at + 2 * SCALES, down + column);
+      if (lane < 16) copy_16(at + 2 * SCALES, down + 8 * lane);
     }
     end_of_piece();
   };
   auto ask_up = [&](int u) {
-    if (u < num) ask_for_sums(to + 8 * SUMS_LINE, from + (u64)(groups + u) * 8 * width, width);
+    if (u < num) ask_for_sums(to + 8 * SUMS_LINE, from + (u64)groups * 8 * width, width);
+    from += 8 * width;
     end_of_piece();
   };
-  const float* mine = (const float*)(room + (lane >> 2) * SUMS_LINE) + 4 * (lane & 3);
+  const float* mine = (const float*)(room + (lane >> 2) * SUMS_LINE) + 8 * (lane & 3);
   ask_gate(0);
   ask_up(0);
 #pragma unroll 1
   for (int u = 0; u < num; u++) {
-    const u16* scales = (const u16*)(room + 16 * SUMS_LINE + (u & 1) * 3 * SCALES) + 4 * (lane & 3);
+    const u16* scales = (const u16*)(room + 16 * SUMS_LINE + (u & 1) * 3 * SCALES) + 8 * (lane & 3);
     float gate[32], up[32];
     wait_for_piece<1>();
-    load_wide(gate, mine);
+    load_runs(gate, mine);
     __syncwarp();
     ask_gate(u + 1);
-    hadamard_wide(gate);
-    scale_wide(gate, scales);
+    hadamard_wide<8>(gate);
+    scale_runs(gate, scales);
     wait_for_piece<1>();
-    load_wide(up, mine + 8 * SUMS_LINE / 4);
-    hadamard_wide(up);
-    scale_wide(up, scales + SCALES / 2);
+    load_runs(up, mine + 8 * SUMS_LINE / 4);
+    hadamard_wide<8>(up);
+    scale_runs(up, scales + SCALES / 2);
     activate_wide(gate, up, __shfl_sync(0xffffffffu, of_row, 8 * u + (lane >> 2)), __int_as_float(limit));
     __syncwarp();
     ask_up(u + 1);  // registers are free again
-    scale_wide(gate, scales + SCALES);
-    rotate_wide(gate, out + tiled(first + u, part, groups));
+    scale_runs(gate, scales + SCALES);
+    rotate_runs(gate, out + tiled(first + u, part, groups));
   }
 }
 
@@ -271,31 +300,36 @@ extern "C" __global__ void __launch_bounds__(32 * ROW_WARPS, ADD_BLOCKS) experts
   int odd = 0;
 #pragma unroll 1
   for (; column < end; column += 128 * ROW_WARPS) {
-    const u64 at = (u64)row * outputs + column + 4 * (lane & 3);
+    const u64 at = (u64)row * outputs + column + 8 * (lane & 3);
     float sum[32] = {};
-    if (first_row > 0 && row < rows) load_wide(sum, total + at);
+    if (first_row > 0 && row < rows) load_runs(sum, total + at);
 #pragma unroll 1
     for (int n = 0; n < num; n++, odd ^= 1) {
       wait_for_piece<0>();
       float v[32];
-      load_wide(v, (const float*)(room + (lane >> 2) * SUMS_LINE) + 4 * (lane & 3));
+      load_runs(v, (const float*)(room + (lane >> 2) * SUMS_LINE) + 8 * (lane & 3));
       __syncwarp();
       const bool is_last = n + 1 == num;
       const int next_column = column + (is_last ? 128 * ROW_WARPS : 0);
       if (next_column < end) ask(is_last ? 0 : n + 1, next_column, odd ^ 1);
-      hadamard_wide(v);
+      hadamard_wide<8>(v);
       if (n < mine) {
-        scale_wide(v, (const u16*)(room + 8 * SUMS_LINE + (8 * odd + (lane >> 2)) * ROTATED_LINE) + 4 * (lane & 3));
+        scale_runs(v, (const u16*)(room + 8 * SUMS_LINE + (8 * odd + (lane >> 2)) * ROTATED_LINE) + 8 * (lane & 3));
 #pragma unroll
         for (int i = 0; i < 32; i++) sum[i] += v[i];
       }
     }
     if (row >= rows) continue;
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-      const float* s = sum + 4 * i;
-      if (last) *(uint2*)(out + at + 16 * i) = bf16_four(s);
-      else *(float4*)(total + at + 16 * i) = make_float4(s[0], s[1], s[2], s[3]);
+    for (int i = 0; i < 4; i++) {
+      const float* s = sum + 8 * i;
+      if (last) {
+        const uint2 low = bf16_four(s), high = bf16_four(s + 4);
+        *(uint4*)(out + at + 32 * i) = make_uint4(low.x, low.y, high.x, high.y);
+      } else {
+        *(float4*)(total + at + 32 * i) = make_float4(s[0], s[1], s[2], s[3]);
+        *(float4*)(total + at + 32 * i + 4) = make_float4(s[4], s[5], s[6], s[7]);
+      }
     }
   }
 }
