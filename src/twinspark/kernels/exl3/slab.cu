@@ -24,26 +24,30 @@ extern "C" __global__ void __launch_bounds__(128) exl3_rotate_wide(
   const int lane = threadIdx.x & 31, row = blockIdx.y * 32 + (threadIdx.x >> 5) * 8 + (lane >> 2);
   const int k = 128 * blockIdx.x + 8 * (lane & 3);
   const u64 at = (u64)row * x_pitch + k;
-  const bool in_sixteens = x_type != TYPE_FP32 && ((u64)x % 16 | x_pitch % 8) == 0;  // a run is one load
   wait_for_producer();
   Four f[8];
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     f[2 * i] = f[2 * i + 1] = {0, 0, 0, 0};
     if (row >= M) continue;
-    if (in_sixteens) {
+    if (x_type == TYPE_FP32) {
+      f[2 * i] = load_four(x, at + 32 * i, TYPE_FP32);
+      f[2 * i + 1] = load_four(x, at + 32 * i + 4, TYPE_FP32);
+    } else {  // a run is one load
       const uint4 v = *(const uint4*)((const u16*)x + at + 32 * i);
       f[2 * i].a = v.x; f[2 * i].b = v.y; f[2 * i + 1].a = v.z; f[2 * i + 1].b = v.w;
-    } else {
-      f[2 * i] = load_four(x, at + 32 * i, x_type);
-      f[2 * i + 1] = load_four(x, at + 32 * i + 4, x_type);
     }
   }
+  uint4 s[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) s[i] = *(const uint4*)(suh + k + 32 * i);
   float v[32];
 #pragma unroll
-  for (int i = 0; i < 8; i++) {
-    widen(f[i], x_type, v + 4 * i);
-    scale_four(v + 4 * i, *(const uint2*)(suh + k + 32 * (i / 2) + 4 * (i % 2)));
+  for (int i = 0; i < 8; i++) widen(f[i], x_type, v + 4 * i);
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    scale_four(v + 8 * i, make_uint2(s[i].x, s[i].y));
+    scale_four(v + 8 * i + 4, make_uint2(s[i].z, s[i].w));
   }
   hadamard_wide<8>(v);
   if (row >= M) return;
