@@ -209,7 +209,7 @@ class _Prompt:
         kept_TA: Tensor | None,
         shards: Sequence[CudaShardExperts],
     ) -> None:
-        self._x_TD, self._weights_TA, self._shards = x_TD, weights_TA, shards
+        self._x_TD, self._weights_TA, self._shards = _aligned(x_TD), weights_TA, shards
         self._index = x_TD.device.index
         num, self._places = ids_TA.shape
         experts = shards[0].num_experts
