@@ -16,11 +16,12 @@
 #define SUM_PITCH 132
 
 // x [M, K] to rotated fp16 in blocks' order: [M / ROWS up][K / 8][ROWS][8], so that a part of a block's rows is one
-// run of bytes and 8 rows by 8 inputs are 128 of them. A warp takes 128 inputs of 8 rows. grid (K / 128, M / 32 up,
-// matrices). With a `table`, see rows.cu, matrices have rows x_step bytes apart, and their results lie one after another.
+// run of bytes and 8 rows by 8 inputs are 128 of them. A warp takes 128 inputs of 8 rows, a lane runs of 8 of a row.
+// grid (K / 128, M / 32 up, matrices). With a `table`, see rows.cu, matrices have rows x_step bytes apart, and their
+// results lie one after another.
 extern "C" __global__ void __launch_bounds__(128) exl3_rotate_wide(
-    const void* __restrict__ x, const u16* __restrict__ suh, u16* __restrict__ out,
-    int M, int K, int x_pitch, int x_type, const u64* __restrict__ table, int x_step) {
+    const void* x, const u16* __restrict__ suh, u16* out, int M, int K, int x_pitch, int x_type,
+    const u64* __restrict__ table, int x_step) {
   let_consumer_start();
   if (table) {
     suh = (const u16*)table[3 * blockIdx.z + 1];
@@ -28,27 +29,42 @@ extern "C" __global__ void __launch_bounds__(128) exl3_rotate_wide(
     out += (u64)blockIdx.z * ((M + ROWS - 1) / ROWS * ROWS) * K;
   }
   const int lane = threadIdx.x & 31, row = blockIdx.y * 32 + (threadIdx.x >> 5) * 8 + (lane >> 2);
-  const int k = 128 * blockIdx.x + 4 * (lane & 3);
+  const int k = 128 * blockIdx.x + 8 * (lane & 3);
+  const u64 at = (u64)row * x_pitch + k;
   wait_for_producer();
   Four f[8];
 #pragma unroll
-  for (int i = 0; i < 8; i++) {
-    f[i] = {0, 0, 0, 0};
-    if (row < M) f[i] = load_four(x, (u64)row * x_pitch + k + 16 * i, x_type);
+  for (int i = 0; i < 4; i++) {
+    f[2 * i] = f[2 * i + 1] = {0, 0, 0, 0};
+    if (row >= M) continue;
+    if (x_type == TYPE_FP32) {
+      f[2 * i] = load_four(x, at + 32 * i, TYPE_FP32);
+      f[2 * i + 1] = load_four(x, at + 32 * i + 4, TYPE_FP32);
+    } else {  // a run is one load
+      const uint4 v = *(const uint4*)((const u16*)x + at + 32 * i);
+      f[2 * i].a = v.x; f[2 * i].b = v.y; f[2 * i + 1].a = v.z; f[2 * i + 1].b = v.w;
+    }
   }
+  uint4 s[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) s[i] = *(const uint4*)(suh + k + 32 * i);
   float v[32];
 #pragma unroll
   for (int i = 0; i < 8; i++) widen(f[i], x_type, v + 4 * i);
-  scale_wide(v, suh + k);
-  hadamard_wide(v);
-  if (row >= M) return;
-  u16* to = out + (((u64)(row / ROWS) * (K / 8) + k / 8) * ROWS + row % ROWS) * 8 + k % 8;
 #pragma unroll
-  for (int i = 0; i < 8; i++) {
-    uint2 o;
-    o.x = to_finite_half2(v[4 * i], v[4 * i + 1]);
-    o.y = to_finite_half2(v[4 * i + 2], v[4 * i + 3]);
-    *(uint2*)(to + (u64)2 * i * ROWS * 8) = o;
+  for (int i = 0; i < 4; i++) {
+    scale_four(v + 8 * i, make_uint2(s[i].x, s[i].y));
+    scale_four(v + 8 * i + 4, make_uint2(s[i].z, s[i].w));
+  }
+  hadamard_wide<8>(v);
+  if (row >= M) return;
+  u16* to = out + (((u64)(row / ROWS) * (K / 8) + k / 8) * ROWS + row % ROWS) * 8;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const float* run = v + 8 * i;
+    *(uint4*)(to + (u64)4 * i * ROWS * 8) = make_uint4(
+        to_finite_half2(run[0], run[1]), to_finite_half2(run[2], run[3]),
+        to_finite_half2(run[4], run[5]), to_finite_half2(run[6], run[7]));
   }
 }
 

@@ -16,8 +16,10 @@ __device__ __forceinline__ void hadamard_own(float v[32]) {
         v[i | bit] = low - high;
       }
 }
+// RUN values of a lane are neighbours: with 8, lane 4 r + c has values 32 i + 8 c + j as v[8 i + j].
+template <int RUN = 4>
 __device__ __forceinline__ void hadamard_wide(float v[32]) {
-  hadamard_own<1, 4>(v);
+  hadamard_own<1, RUN>(v);
   const int lane = threadIdx.x & 31;
 #pragma unroll
   for (int bit = 1; bit < 4; bit <<= 1) {
@@ -25,7 +27,7 @@ __device__ __forceinline__ void hadamard_wide(float v[32]) {
 #pragma unroll
     for (int i = 0; i < 32; i++) v[i] = __fmaf_rn(v[i], sign, __shfl_xor_sync(0xffffffffu, v[i], bit));
   }
-  hadamard_own<4, 32>(v);
+  hadamard_own<RUN, 32>(v);
 #pragma unroll
   for (int i = 0; i < 32; i++) v[i] *= INV_SQRT128;
 }
@@ -45,16 +47,4 @@ __device__ __forceinline__ void finish_wide(float v[32], const float* sums, cons
   load_wide(v, sums);
   hadamard_wide(v);
   scale_wide(v, svh);
-}
-// Scales, rotates and rounds to fp16; to eight runs of 4 values, 128 apart.
-__device__ __forceinline__ void rotate_wide(float v[32], const u16* suh, u16* to) {
-  scale_wide(v, suh);
-  hadamard_wide(v);
-#pragma unroll
-  for (int i = 0; i < 8; i++) {
-    uint2 o;
-    o.x = to_finite_half2(v[4 * i], v[4 * i + 1]);
-    o.y = to_finite_half2(v[4 * i + 2], v[4 * i + 3]);
-    *(uint2*)(to + i * 128) = o;
-  }
 }

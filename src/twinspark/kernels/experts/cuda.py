@@ -27,15 +27,19 @@ from twinspark.kernels.exl3.cuda_plan import CODEBOOKS
 from twinspark.kernels.exl3.linear import CHUNK_INPUTS, Exl3Matrix
 from twinspark.kernels.experts.few import Begun, Routed, float_bits, module_of, run_few
 from twinspark.kernels.experts.plan import (
+    ADDED_WINDOWS,
     DECODE_ROWS,
+    ROW_THREADS,
     PromptPlan,
     item_blocks,
+    pieces_each,
     plan_group,
     plan_prompt,
     plan_router,
     plan_select,
     prompt_defines,
     router_defines,
+    warp_blocks,
     window_bounds,
 )
 
@@ -198,7 +202,7 @@ def route_cuda(
 
 
 class _Prompt:
-    """One call of many rows: rows by expert once, then shard by shard, window by window."""
+    """One call of many rows: rows by expert once, then shard by shard, a few windows at a time."""
 
     def __init__(
         self,
@@ -208,7 +212,7 @@ class _Prompt:
         kept_TA: Tensor | None,
         shards: Sequence[CudaShardExperts],
     ) -> None:
-        self._x_TD, self._weights_TA, self._shards = x_TD, weights_TA, shards
+        self._x_TD, self._weights_TA, self._shards = _aligned(x_TD), weights_TA, shards
         self._index = x_TD.device.index
         num, self._places = ids_TA.shape
         experts = shards[0].num_experts
@@ -237,45 +241,53 @@ class _Prompt:
         )
 
     def run(self, out_STD: Tensor) -> None:
-        """Write every shard's sum."""
-        hidden = self._x_TD.shape[1]
-        width = max(s.width for s in self._shards)
-        inputs = self._empty(2, self._window, hidden, dtype=torch.float16)
-        gate_up = self._empty(2, self._window, width, dtype=torch.float32)
-        act = self._empty(self._window, width, dtype=torch.float16)
-        y = inputs.view(torch.float32).view(self._window, hidden)  # inputs have been read by then
-        several = self._windows > 1
+        """Write each shard's sum: of a few windows, the inputs of down, then outputs, then sums."""
+        many = min(self._windows, ADDED_WINDOWS)
+        hidden, width = self._x_TD.shape[1], max(s.width for s in self._shards)
+        room = self._empty(
+            self._window, max(many * hidden, hidden + 2 * width), dtype=torch.float32
+        ).view(-1)
+        sizes = self._window * hidden, 2 * self._window * width
+        inputs = room[: sizes[0]].view(torch.float16).view(2, self._window, hidden)
+        gate_up = room[sizes[0] : sum(sizes)]
+        y = room[: many * sizes[0]].view(many, -1)  # all else in the room has been read by then
+        act = self._empty(many, self._window, width, dtype=torch.float16)
+        several = self._windows > many
         total = self._empty(*self._x_TD.shape, dtype=torch.float32) if several else None
         for shard, out_TD in zip(self._shards, out_STD, strict=True):
             self._module = self._module_of(shard)
-            for window in range(self._windows):
-                self._hidden(shard, window, inputs, gate_up, act)
-                self._down(shard, window, act, y)
-                self._add(shard, window, y, total, out_TD)
+            for first in range(0, self._windows, many):
+                here = range(first, min(first + many, self._windows))
+                for window in here:
+                    self._hidden(shard, window, inputs, gate_up, act[window - first])
+                for window in here:
+                    self._down(shard, window, act[window - first], y[window - first])
+                self._add(shard, here, y, total, out_TD)
 
     def _hidden(
         self, shard: CudaShardExperts, window: int, inputs: Tensor, gate_up: Tensor, act: Tensor
     ) -> None:
         hidden, width, groups = self._x_TD.shape[1], shard.width, self._window // 8
         where = (self._pair_of_row, self._expert_of_group, self._num_groups)
-        first = window * groups
+        first, each = window * groups, pieces_each(groups * hidden // 128)
         self._module.launch(
             "experts_rotate",
-            (groups, -(-hidden // 1024), 1),
-            256,
+            (warp_blocks(-(-groups // each)), hidden // 128, 1),
+            ROW_THREADS,
             (
                 *(shard.table, self._x_TD, *where, inputs[0], inputs[1]),
-                *(self._places, hidden, first),
+                *(self._places, hidden, first, groups, each),
             ),
         )
         self._tiles(shard, window, (inputs[0], inputs[1]), gate_up, hidden, width)
+        each = pieces_each(groups * width // 128)
         self._module.launch(
             "experts_act_tiled",
-            (groups, -(-width // 512), 1),
-            128,
+            (warp_blocks(-(-groups // each) * (width // 128)), 1, 1),
+            ROW_THREADS,
             (
                 *(shard.table, gate_up, *where, self._weights_TA, act),
-                *(self._places, width, float_bits(shard.limit), first),
+                *(self._places, width, float_bits(shard.limit), first, groups, each),
             ),
         )
 
@@ -304,17 +316,24 @@ class _Prompt:
         )
 
     def _add(
-        self, shard: CudaShardExperts, window: int, y: Tensor, total: Tensor | None, out_TD: Tensor
+        self,
+        shard: CudaShardExperts,
+        windows: range,
+        y: Tensor,
+        total: Tensor | None,
+        out_TD: Tensor,
     ) -> None:
         num, hidden = self._x_TD.shape
+        each = pieces_each(-(-num // 8) * hidden // 128)
         self._module.launch(
             "experts_add",
-            (-(-hidden // 512), -(-num // 8), 1),
-            128,
+            (-(-warp_blocks(hidden // 128) // each), -(-num // 8), 1),
+            ROW_THREADS,
             (
                 *(shard.table, y, self._row_of_pair, self._expert_of_group, total, out_TD),
-                *(num, self._places, hidden, window * self._window, self._window),
-                int(window == self._windows - 1),
+                *(num, self._places, hidden),
+                *(windows.start * self._window, len(windows) * self._window),
+                *(int(windows.stop == self._windows), each),
             ),
         )
 

@@ -20,6 +20,15 @@ _STATIC_BYTES = 1536  # at most, of a block's own and the system's share
 _TOTAL_ROW_BYTES = 4 * 128
 _PROMPT_WARPS = 8
 WINDOW_ROWS = 16384
+ADDED_WINDOWS = 2
+"""Windows whose outputs are added at once: what comes before them lies where they will, so that a
+piece of 4,096 rows, which has two, takes 0.1 GB more than if each was added onto fp32 totals."""
+
+ROW_THREADS = 128
+"""Of a block of prompt_rows.cuh."""
+
+_MOST_PIECES = 4  # a lane each knows their rows
+_LEAST_ROW_WARPS = 8192  # three times what an H200 has room for
 MOST_ROUTER_FEW_ROWS = 256
 """Rows whose inputs are split over blocks of few; more take kernels of their own."""
 MOST_GROUP_ALONE = 4096
@@ -156,7 +165,7 @@ def prompt_defines(plan: PromptPlan, codebooks: int) -> dict[str, int]:
 
 
 def window_bounds(rows: int, places: int, experts: int, tile: int) -> tuple[int, int, int]:
-    """Windows of a call, rows of one and its items at most.
+    """Windows of a call, all of one size, rows of one and its items at most.
 
     Args:
         rows: T.
@@ -166,9 +175,10 @@ def window_bounds(rows: int, places: int, experts: int, tile: int) -> tuple[int,
     """
     routed = rows * places
     most = routed + 7 * min(experts, routed) + 7 + -(-rows // 8) * 8
-    window = min(WINDOW_ROWS, -(-most // 8) * 8)
+    windows = -(-most // WINDOW_ROWS)
+    window = -(-most // (8 * windows)) * 8
     items = window // tile + min(experts + 1, window // 8) + 1
-    return -(-most // window), window, items
+    return windows, window, items
 
 
 def item_blocks(rows: int, places: int, experts: int, tile: int) -> int:
@@ -187,6 +197,22 @@ def item_blocks(rows: int, places: int, experts: int, tile: int) -> int:
     an_expert = max(1, rows * places // experts)
     an_item = an_expert // -(-an_expert // tile)
     return min(items, -(-window // max(8, an_item)))
+
+
+def pieces_each(pieces: int) -> int:
+    """Pieces of 128 values of 8 rows a warp of prompt_rows.cuh takes, one after another.
+
+    It reads the next while it works on one; too few warps would leave multiprocessors idle.
+
+    Args:
+        pieces: of the launch.
+    """
+    return max(1, min(_MOST_PIECES, pieces // _LEAST_ROW_WARPS))
+
+
+def warp_blocks(warps: int) -> int:
+    """Blocks of prompt_rows.cuh that have so many warps."""
+    return -(-warps // (ROW_THREADS // 32))
 
 
 @dataclass(frozen=True)

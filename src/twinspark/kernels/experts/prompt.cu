@@ -25,60 +25,9 @@
 #define MOST_PLACES 16     // of a row, the shared expert's counted
 
 struct __align__(16) Item { int expert, first, count, unused; };
+#include "prompt_rows.cuh"
 
 #include "group.cuh"
-
-// Where a lane's 32 values of a part of a group of 8 rows go: eight runs of 4, 128 apart.
-__device__ __forceinline__ u64 tiled(int group, int part, int groups) {
-  const int lane = threadIdx.x & 31;
-  return ((u64)part * groups + group) * (GROUP_BYTES / 2) + (lane >> 1 & 1) * 64 + (lane >> 2) * 8 + (lane & 1) * 4;
-}
-// Rows of a window for gate and up; a warp takes a part of 8 rows. grid (row groups of a window, parts
-// / 8 up).
-extern "C" __global__ void __launch_bounds__(256) experts_rotate(
-    const Matrix* table, const u16* __restrict__ x, const int* pair_of_row, const int* expert_of_group,
-    const int* num_groups, u16* gate_x, u16* up_x, int places, int inputs, int first_group) {
-  const int lane = threadIdx.x & 31, part = blockIdx.y * 8 + (threadIdx.x >> 5), group = first_group + blockIdx.x;
-  let_consumer_start();
-  wait_for_producer();
-  if (group >= *num_groups || part >= inputs / PART_INPUTS) return;
-  const int pair = pair_of_row[group * 8 + (lane >> 2)], k = part * PART_INPUTS + 4 * (lane & 3);
-  const Matrix* m = table + expert_of_group[group] * 3;
-  const u64 to = tiled(blockIdx.x, part, gridDim.x);
-  uint2 packed[8] = {};  // rows of padding are zeros
-  if (pair >= 0)
-#pragma unroll
-    for (int i = 0; i < 8; i++) packed[i] = *(const uint2*)(x + (u64)(pair / (places + 1)) * inputs + k + 16 * i);
-#pragma unroll 1
-  for (int which = 0; which < 2; which++) {
-    float v[32];
-#pragma unroll
-    for (int i = 0; i < 8; i++) widen({packed[i].x, packed[i].y, 0, 0}, TYPE_BF16, v + 4 * i);
-    rotate_wide(v, m[which].suh + k, (which ? up_x : gate_x) + to);
-  }
-}
-// Sums of gate and up [2][window rows][width] to the tiled input of down. grid (row groups of a window,
-// parts / 4 up).
-extern "C" __global__ void __launch_bounds__(128) experts_act_tiled(
-    const Matrix* table, const float* sums, const int* pair_of_row, const int* expert_of_group,
-    const int* num_groups, const float* weights, u16* out, int places, int width, int limit, int first_group) {
-  const int lane = threadIdx.x & 31, part = blockIdx.y * 4 + (threadIdx.x >> 5), group = first_group + blockIdx.x;
-  let_consumer_start();
-  wait_for_producer();
-  if (group >= *num_groups || part >= width / PART_INPUTS) return;
-  const int pair = pair_of_row[group * 8 + (lane >> 2)], column = part * PART_INPUTS + 4 * (lane & 3);
-  const int place = max(pair, 0) % (places + 1), row = max(pair, 0) / (places + 1);
-  const float weight = place == places ? 1.f : weights[row * places + place];
-  const Matrix* m = table + expert_of_group[group] * 3;
-  const u64 at = (u64)(blockIdx.x * 8 + (lane >> 2)) * width + column;
-  float gate[32], up[32];
-  finish_wide(gate, sums + at, m[0].svh + column);
-  finish_wide(up, sums + (u64)gridDim.x * 8 * width + at, m[1].svh + column);
-#pragma unroll
-  for (int i = 0; i < 32; i++)
-    gate[i] = round_bf16(activation(gate[i], up[i], weight, __int_as_float(limit)));
-  rotate_wide(gate, m[2].suh + column, out + tiled(blockIdx.x, part, gridDim.x));
-}
 
 // ---- products
 
@@ -341,59 +290,5 @@ extern "C" __global__ void __launch_bounds__(32 * (WARPS + ASKING), RESIDENT) ex
     asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");  // 2 * 104 + 32 is 3 times the 80 of the start
 #endif
     run_items<false>(p, ring, shared);
-  }
-}
-
-// Finishes a window's outputs and adds them onto those of the windows before it; the last one rounds to
-// bf16. Experts ascend over windows and places. A warp takes 128 columns of 8 rows. grid (outputs / 512
-// up, rows / 8 up).
-extern "C" __global__ void __launch_bounds__(128) experts_add(
-    const Matrix* table, const float* sums, const int* row_of_pair, const int* expert_of_group,
-    float* total, u16* out, int rows, int places, int outputs, int first_row, int window_rows, int last) {
-  // where each place's outputs and their scales are: found by a thread each, so that no sum waits for a chain of loads
-  __shared__ int froms[8][MOST_PLACES];
-  __shared__ const u16* scales[8][MOST_PLACES];
-  const int lane = threadIdx.x & 31, here_row = lane >> 2, row = blockIdx.y * 8 + here_row;
-  const int column = (blockIdx.x * 4 + (threadIdx.x >> 5)) * 128 + 4 * (lane & 3);
-  let_consumer_start();
-  wait_for_producer();
-  {
-    const int r = threadIdx.x / MOST_PLACES, place = threadIdx.x % MOST_PLACES, its_row = blockIdx.y * 8 + r;
-    int from = -1;
-    if (its_row < rows && place <= places) from = row_of_pair[its_row * (places + 1) + place] - first_row;
-    const bool is_here = from >= 0 && from < window_rows;
-    froms[r][place] = is_here ? from : -1;
-    if (is_here) scales[r][place] = table[expert_of_group[(from + first_row) / 8] * 3 + 2].svh;
-  }
-  __syncthreads();
-  if (column >= outputs) return;
-  u32 here = 0;  // places with outputs in this window
-  for (int place = 0; place <= places; place++) here |= (froms[here_row][place] >= 0 ? 1u : 0u) << place;
-  const u64 at = (u64)row * outputs + column;
-  float sum[32] = {};
-  if (first_row > 0 && row < rows)
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-      const float4 t = *(const float4*)(total + at + 16 * i);
-      sum[4 * i] = t.x; sum[4 * i + 1] = t.y; sum[4 * i + 2] = t.z; sum[4 * i + 3] = t.w;
-    }
-  while (__any_sync(0xffffffffu, here)) {
-    const bool mine = here != 0;
-    const int place = __ffs(here) - 1;
-    here &= here - 1;
-    float v[32] = {};
-    if (mine) load_wide(v, sums + (u64)froms[here_row][place] * outputs + column);
-    hadamard_wide(v);
-    if (mine) scale_wide(v, scales[here_row][place] + column);
-    if (mine)
-#pragma unroll
-      for (int i = 0; i < 32; i++) sum[i] += v[i];
-  }
-  if (row >= rows) return;
-#pragma unroll
-  for (int i = 0; i < 8; i++) {
-    const float* s = sum + 4 * i;
-    if (last) *(uint2*)(out + at + 16 * i) = bf16_four(s);
-    else *(float4*)(total + at + 16 * i) = make_float4(s[0], s[1], s[2], s[3]);
   }
 }
