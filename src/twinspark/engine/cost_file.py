@@ -30,7 +30,7 @@ from twinspark.pack.format import MANIFEST_NAME
 from twinspark.text.tokenizer import Tokenizer
 from twinspark.version import VERSION
 
-FILE_FORMAT = 2
+FILE_FORMAT = 3
 
 _MOST_STARTS = 3
 """Starts that measure; what none of them finds quiet is as usual."""
@@ -72,6 +72,7 @@ def settle_costs(
         slots=config.slots,
         context_tokens=context_tokens,
         max_rows=config.max_window_rows,
+        prompt_rows=config.prompt_rows,
         block=speculation.block,
         history_tokens=model.engram_max_ngram_size - 1,
     )
@@ -100,8 +101,8 @@ def cost_key(config: EngineConfig, pack: Path, *, context_tokens: int) -> dict[s
         **{
             name: getattr(config, name)
             for name in (
-                "slots", "max_window_rows", "virtual_shards", "ranks", "split_pool",
-                "page_tokens", "cache_format", "index_scratch_bytes",
+                "slots", "max_window_rows", "prompt_rows", "virtual_shards", "ranks",
+                "split_pool", "page_tokens", "cache_format", "index_scratch_bytes",
             )
         },
     }  # fmt: skip
