@@ -7,6 +7,8 @@ Read next: `pieces.py`, `slices.py`, `forecast.py`.
 
 from collections.abc import Sequence
 
+from twinspark.engine.pieces import LEAST_ROWS
+
 KEPT, KEPT_WARY = 0.6, 0.9
 """Weight of the past in a running mean; the newest sample has the rest.
 
@@ -110,6 +112,11 @@ class Pace:
         self._is_paying = False
 
     @property
+    def most_units(self) -> float:
+        """Units of the largest piece so far; what larger ones take is less sure."""
+        return self._most_units
+
+    @property
     def unit_s(self) -> float | None:
         """Seconds of a prompt unit, None while none has run."""
         return self._unit_s
@@ -210,6 +217,8 @@ class Pace:
         larger one tells most, if layers have had as many rows before.
         """
         newest, rows = self._newest
+        if newest:
+            units = max(units, LEAST_ROWS * newest / rows)  # no piece is smaller
         if not UNLIKE * newest < units < newest / UNLIKE:
             return units
         return newest * (GROWTH if GROWTH * rows <= self._most_rows else UNLIKE)

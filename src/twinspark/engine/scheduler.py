@@ -400,7 +400,9 @@ class Scheduler:
             units=units,
             num_layers=self._costs.num_layers,
             depth=depth,
-            expected_s=self._pace.piece_s(units, depth),
+            expected_s=self._pace.piece_s(units, depth)
+            if units <= self._pace.most_units
+            else None,  # one layer then tells
         )
 
     def _pieces(

@@ -187,6 +187,7 @@ def test_the_key_holds_what_times_depend_on(tmp_path):
     (tmp_path / "a.safetensors").write_bytes(b"12")
     keys = [cost_key(EngineConfig(), tmp_path, context_tokens=100)]
     keys.append(cost_key(EngineConfig(slots=2), tmp_path, context_tokens=100))
+    keys.append(cost_key(EngineConfig(prefill_chunk=64), tmp_path, context_tokens=100))
     keys.append(cost_key(EngineConfig(), tmp_path, context_tokens=101))
     (tmp_path / "a.safetensors").write_bytes(b"123")
     keys.append(cost_key(EngineConfig(), tmp_path, context_tokens=100))
@@ -196,6 +197,18 @@ def test_the_key_holds_what_times_depend_on(tmp_path):
     assert len(set(texts)) == len(texts)
     assert cost_key(EngineConfig(), tmp_path, context_tokens=100) == keys[-1]
     assert str(tmp_path) not in "".join(texts)
+
+
+def test_pieces_are_measured_small_where_memory_is_watched(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+
+    def rows(**settings):
+        return cost_key(EngineConfig(**settings), tmp_path, context_tokens=9000)["prompt_rows"]
+
+    assert rows(prefill_chunk=4096) == 4096
+    for watched in ("memory_target_bytes", "memory_floor_bytes"):
+        assert rows(prefill_chunk=4096, **{watched: 1 << 30}) == 128
+        assert rows(prefill_chunk=24, **{watched: 1 << 30}) == 24
 
 
 def test_the_cache_folder_follows_xdg(tmp_path, monkeypatch):
@@ -286,7 +299,8 @@ def test_the_probe_finds_the_costs():
 @pytest.mark.parametrize(
     ("case", "sizes"),
     [
-        ({}, (32, 128)), ({"prompt_rows": 4096}, (128, 512)), ({"prompt_rows": 9}, (2, 9)),
+        ({}, (32, 128)), ({"prompt_rows": 4096}, (128, 512)),
+        ({"prompt_rows": 4096, "context": 4096}, (256, 1024)), ({"prompt_rows": 9}, (2, 9)),
         ({"context": 100}, (25, 100)), ({"prompt_rows": 7}, ()), ({"slots": 1}, ()),
         ({"pages": 4 * 5 + 2}, (8, 32)), ({"pages": 4 * 5}, ()),  # 80 positions each before
     ],
