@@ -94,7 +94,7 @@ class CostProbe:
             runner: nothing else may use it meanwhile. The slots' state is garbage afterwards, as
                 that of any slot whose request is over.
             pool: pages are taken from it for the time of measuring.
-            text_ids: any text, at least one token; repeated or cut to TEXT_TOKENS.
+            text_ids: any text, at least one token; repeated or cut to what is needed.
             slots: of the engine; at most MOST_SLOTS of them are used.
             context_tokens: positions a slot has.
             max_rows: most rows of a window.

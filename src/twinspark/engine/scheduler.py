@@ -395,14 +395,13 @@ class Scheduler:
         each = [(self._running[piece.slot], piece.first, len(piece.ids)) for piece in pieces]
         units = sum(self._costs.units(*rows) for rows in each)
         depth = max(self._costs.depth(*rows) for rows in each)
+        is_usual = units <= self._pace.most_units  # else a single layer tells better
         return BegunPieces(
             pieces,
             units=units,
             num_layers=self._costs.num_layers,
             depth=depth,
-            expected_s=self._pace.piece_s(units, depth)
-            if units <= self._pace.most_units
-            else None,  # one layer then tells
+            expected_s=self._pace.piece_s(units, depth) if is_usual else None,
         )
 
     def _pieces(
