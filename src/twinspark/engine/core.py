@@ -285,7 +285,7 @@ class Engine:
         return events
 
     def settle_costs(self, pack: Path) -> None:
-        """Give drafting its prices: measured on this machine before, or now. Call it while idle.
+        """Give drafting and planning their prices, measured before or now. Call it while idle.
 
         Args:
             pack: folder of the model's pack.
@@ -301,6 +301,7 @@ class Engine:
             pack=pack,
             folder=measured_costs_path(),
         )
+        self._scheduler.expect_pieces(self._speculation.costs.pieces())
 
     def prepare(self) -> bool:
         """Do a little of what makes later rounds quick; for moments without open requests.

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from twinspark.config.engine import EngineConfig
+from twinspark.config.engine import CPU_PREFILL_CHUNK, EngineConfig
 from twinspark.config.model import ModelConfig
 from twinspark.engine.cost_probe import TEXT, CostProbe, Measured
 from twinspark.engine.costs import CostTable
@@ -30,7 +30,7 @@ from twinspark.pack.format import MANIFEST_NAME
 from twinspark.text.tokenizer import Tokenizer
 from twinspark.version import VERSION
 
-FILE_FORMAT = 2
+FILE_FORMAT = 3
 
 _MOST_STARTS = 3
 """Starts that measure; what none of them finds quiet is as usual."""
@@ -72,6 +72,7 @@ def settle_costs(
         slots=config.slots,
         context_tokens=context_tokens,
         max_rows=config.max_window_rows,
+        prompt_rows=_prompt_rows(config),
         block=speculation.block,
         history_tokens=model.engram_max_ngram_size - 1,
     )
@@ -79,6 +80,12 @@ def settle_costs(
     speculation.costs = load_or_measure(
         probe.run, key={**key, "block": speculation.block}, folder=folder
     )
+
+
+def _prompt_rows(config: EngineConfig) -> int:
+    """Rows of a piece that any engine has memory for; where that is watched, no more than few."""
+    is_watched = config.memory_target_bytes > 0 or config.memory_floor_bytes > 0
+    return min(config.prompt_rows, CPU_PREFILL_CHUNK) if is_watched else config.prompt_rows
 
 
 def cost_key(config: EngineConfig, pack: Path, *, context_tokens: int) -> dict[str, Any]:
@@ -97,6 +104,7 @@ def cost_key(config: EngineConfig, pack: Path, *, context_tokens: int) -> dict[s
         "threads": torch.get_num_threads(),
         "pack": _pack_digest(pack),
         "context_tokens": context_tokens,
+        "prompt_rows": _prompt_rows(config),
         **{
             name: getattr(config, name)
             for name in (

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from twinspark.engine.costs import CostTable, filled
+from twinspark.engine.costs import CostTable, filled, rising
 from twinspark.engine.plan import BindPages, PlannedRows, StepPlan
 from twinspark.engine.pool import PagePool
 from twinspark.engine.runner import Logits, Runner
@@ -38,10 +38,13 @@ class Stack:
 """
 TEXT_TOKENS = 256
 MOST_SLOTS = 8
+MOST_PIECE_ROWS = 1024
+LEAST_PIECE_ROWS = 8
 
 _LEAST_CYCLES, _MOST_CYCLES, _MOST_NOISY_CYCLES = 2, 9, 18
 _QUIET_S = 1.0  # what all cycles take where nothing else runs; few are made of slow rounds
 _NOISY_S = 4.0  # what they may take after the first, which also records and loads
+_PIECES_S = 1.0  # what samples of pieces may take; two cycles have some in any case
 _SPOILED = 1.5  # a sample of more times the least of its shape
 _RISK = 1e-3  # that a shape has spoiled samples only
 
@@ -51,7 +54,7 @@ _RULE = ChoiceRule(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 Agree = Callable[[Sequence[int]], Sequence[int]]
 Clock = Callable[[], float]
 Shape = tuple[int, int]
-"""Windows, and rows of each; 0 rows is a draft pass."""
+"""Windows, and rows of each; 0 rows is a draft pass, 0 windows a piece beside the widest window."""
 
 
 class Measured(NamedTuple):
@@ -79,6 +82,7 @@ class CostProbe:
         slots: int,
         context_tokens: int,
         max_rows: int,
+        prompt_rows: int,
         block: int,
         history_tokens: int,
         timer: Clock | None = None,
@@ -90,10 +94,11 @@ class CostProbe:
             runner: nothing else may use it meanwhile. The slots' state is garbage afterwards, as
                 that of any slot whose request is over.
             pool: pages are taken from it for the time of measuring.
-            text_ids: any text, at least one token; repeated or cut to TEXT_TOKENS.
+            text_ids: any text, at least one token; repeated or cut to what is needed.
             slots: of the engine; at most MOST_SLOTS of them are used.
             context_tokens: positions a slot has.
             max_rows: most rows of a window.
+            prompt_rows: most prompt rows of a round.
             block: drafts of a draft pass, 0 if the model makes none.
             history_tokens: tokens before a row that a plan carries.
             timer: seconds; times the samples. None is the time that the calling thread runs, where
@@ -104,6 +109,7 @@ class CostProbe:
         self._timer = timer or (thread_time if runner.runs_in_its_thread else clock)
         self._num_slots = min(slots, MOST_SLOTS, pool.num_free)
         self._pages_each = pool.num_free // self._num_slots
+        piece_rows = min(prompt_rows, MOST_PIECE_ROWS, context_tokens)
         context_tokens = min(context_tokens, self._pages_each * pool.page_tokens)
         self._block, self._history = block, history_tokens
         self._rows = min(max_rows, context_tokens)
@@ -111,38 +117,68 @@ class CostProbe:
         self._first = max(0, min(TEXT_TOKENS // self._num_slots, room))
         wanted = self._first + self._rows
         self._pages_each = pool.pages_for(wanted)
-        self._ids = tuple(text_ids[n % len(text_ids)] for n in range(wanted))
+        left = pool.num_free - self._num_slots * self._pages_each
+        piece_rows = min(piece_rows, left * pool.page_tokens)
+        has_pieces = self._num_slots > 1 and piece_rows >= LEAST_PIECE_ROWS
+        self._piece_rows = (piece_rows // 4, piece_rows) if has_pieces else ()
+        self._ids = tuple(text_ids[n % len(text_ids)] for n in range(max(wanted, piece_rows)))
 
     def run(self, *, agree: Agree | None = None) -> Measured:
         """Measure: every shape once a cycle, the least of each, as what else runs only adds.
 
         As many cycles as a second has room for, 2 to 9; up to 18 where samples are spoiled, so that
-        hardly any shape has none that is not, but then they end after four seconds.
+        hardly any shape has none that is not, but then they end after four seconds. The first ones
+        also have prompt pieces, which tell more of themselves as they run.
 
         Args:
             agree: makes one list of all ranks' lists of microseconds (their maxima).
         """
-        pages = self._pool.take(self._num_slots * self._pages_each)
+        num_pages = self._num_slots * self._pages_each
+        pages = self._pool.take(num_pages + self._pool.pages_for(max(self._piece_rows, default=0)))
         assert pages is not None, "counted above"
+        each = [pages[n : n + self._pages_each] for n in range(0, num_pages, self._pages_each)]
         try:
-            self._prefill(pages)
-            measured, is_steady = self._cycles()
+            for slot in range(self._num_slots):
+                self._prefill(slot, each[slot])
+            measured, is_steady = self._cycles(each, pages[num_pages:])
         finally:
             self._pool.release(pages)
         if agree is not None:
             measured = dict(zip(measured, agree(list(measured.values())), strict=True))
         return Measured(_table(measured), is_steady)
 
-    def _cycles(self) -> tuple[dict[Shape, int], bool]:
+    def _cycles(
+        self, pages: Sequence[Sequence[int]], piece_pages: Sequence[int]
+    ) -> tuple[dict[Shape, int], bool]:
         cycles: list[dict[Shape, int]] = []
+        pieces: list[dict[Shape, int]] = []
+        cycles_s = pieces_s = 0.0
         while True:
+            began_s = self._clock()
             cycles.append({shape: self._time(*shape) for shape in self._shapes()})
-            if len(cycles) == 1:
-                first_end_s = self._clock()
+            ended_s = self._clock()
+            if len(cycles) > 1:
+                cycles_s += ended_s - began_s
+            if self._piece_rows and (len(pieces) < _LEAST_CYCLES or pieces_s < _PIECES_S):
+                pieces.append(self._time_pieces(piece_pages))
+                self._prefill(1, pages[1])
+                pieces_s += self._clock() - ended_s
             missing = cycles_missing(cycles)
-            is_late = self._clock() - first_end_s > _NOISY_S and len(cycles) >= _LEAST_CYCLES
+            is_late = cycles_s > _NOISY_S and len(cycles) >= _LEAST_CYCLES
             if missing == 0 or is_late or len(cycles) >= _MOST_NOISY_CYCLES:
-                return _least(cycles), missing == 0
+                return _least(cycles) | _least(pieces or [{}]), missing == 0
+
+    def _time_pieces(self, pages: Sequence[int]) -> dict[Shape, int]:
+        """Microseconds of rounds with a piece at the beginning of slot 1, once."""
+        windows = self._plan([(0, self._first, self._rows)]).windows
+        ops = (BindPages(slot=1, pages=tuple(pages)),)
+        found: dict[Shape, int] = {}
+        for rows in self._piece_rows:
+            plan = self._plan([(1, 0, rows)], ops, prompt_end=rows)._replace(windows=windows)
+            began_s = self._timer()
+            self._runner.run(plan, {0: _RULE})
+            found[0, rows] = max(1, round(1e6 * (self._timer() - began_s)))
+        return found
 
     def _shapes(self) -> list[Shape]:
         most, all_slots = self._rows, self._num_slots
@@ -172,35 +208,34 @@ class CostProbe:
             self._runner.run(plan, dict.fromkeys(slots, _RULE))
         return max(1, round(1e6 * (self._timer() - began_s)))
 
-    def _prefill(self, pages: Sequence[int]) -> None:
-        for slot in range(self._num_slots):
-            own = pages[slot * self._pages_each : (slot + 1) * self._pages_each]
-            ops = (BindPages(slot=slot, pages=tuple(own)),)
-            part = (slot, 0, self._first or 1)
-            self._runner.run(self._plan([part], ops, is_prompt=self._first > 0))
+    def _prefill(self, slot: int, pages: Sequence[int]) -> None:
+        ops = (BindPages(slot=slot, pages=tuple(pages)),)
+        part = (slot, 0, self._first or 1)
+        self._runner.run(self._plan([part], ops, prompt_end=self._first or None))
 
     def _plan(
         self,
         parts: Sequence[tuple[int, int, int]],
         ops: tuple[BindPages, ...] = (),
         *,
-        is_prompt: bool = False,
+        prompt_end: int | None = None,
     ) -> StepPlan:
+        """Windows, or with the end of a prompt pieces of it."""
         planned = tuple(
             PlannedRows(
                 slot=slot,
                 first=first,
                 ids=self._ids[first : first + count],
                 history=self._ids[max(0, first - self._history) : first],
-                prompt_end=self._first if is_prompt else None,
+                prompt_end=prompt_end,
             )
             for slot, first, count in parts
         )
         # always round 0: these are no rounds of the scheduler, and ranks compare none of them
         return StepPlan(
             round=0,
-            windows=() if is_prompt else planned,
-            pieces=planned if is_prompt else (),
+            windows=() if prompt_end is not None else planned,
+            pieces=() if prompt_end is None else planned,
             ops=ops,
         )
 
@@ -238,6 +273,7 @@ def _table(measured: Mapping[Shape, int]) -> CostTable:
     one = {rows: us for (windows, rows), us in measured.items() if windows == 1 and rows > 0}
     singles = {windows: us for (windows, rows), us in measured.items() if rows == 1}
     passes = {windows: us for (windows, rows), us in measured.items() if rows == 0}
+    pieces = {rows: us - one[max(one)] for (windows, rows), us in measured.items() if windows == 0}
     slot_us = max(0, measured[2, 4] - one[8]) if (2, 4) in measured else 0
     points = dict(one)
     for (windows, rows), us in measured.items():
@@ -248,4 +284,6 @@ def _table(measured: Mapping[Shape, int]) -> CostTable:
         rows_us=filled(points),
         slot_us=slot_us,
         draft_us=filled(passes) if passes else (),
+        piece_rows=tuple(sorted(pieces)),
+        piece_us=rising(pieces),
     )

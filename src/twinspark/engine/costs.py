@@ -1,4 +1,4 @@
-"""What a round costs: a table of measured times by rows and slots, and of the draft pass.
+"""What a round costs: a table of measured times by rows and slots, of draft passes and pieces.
 
 Owns the numbers and their file format; they are whole microseconds, so that every rank that is
 given them computes the same. Measuring is in `cost_probe.py`, deciding in `depth.py`.
@@ -30,15 +30,21 @@ class CostTable:
         rows_us: a round of 1, 2, ... rows in all, on one slot with drafts.
         slot_us: what each further slot adds to a round with drafts, beyond its rows.
         draft_us: a draft pass over 1, 2, ... slots; empty if the model has none.
+        piece_rows: sizes of prompt pieces that were measured; empty if none was.
+        piece_us: what a piece of each size adds to a round of windows.
     """
 
     single_us: tuple[int, ...]
     rows_us: tuple[int, ...]
     slot_us: int
     draft_us: tuple[int, ...]
+    piece_rows: tuple[int, ...] = ()
+    piece_us: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, low in (("single_us", 1), ("rows_us", 1), ("draft_us", 0)):
+        for name, low in (
+            ("single_us", 1), ("rows_us", 1), ("draft_us", 0), ("piece_rows", 0), ("piece_us", 0),
+        ):  # fmt: skip
             values = getattr(self, name)
             whole = isinstance(values, tuple) and all(type(value) is int for value in values)
             if not whole or not low <= len(values) <= _MOST_ENTRIES:
@@ -46,6 +52,8 @@ class CostTable:
             rising = all(a <= b for a, b in zip(values, values[1:], strict=False))
             if not rising or not all(0 < value <= _LARGEST for value in values):
                 raise FormatError(f"{name} must be positive and non-decreasing, in microseconds")
+        if len(self.piece_rows) != len(self.piece_us):
+            raise FormatError("piece_rows and piece_us must be as long as each other")
         if type(self.slot_us) is not int or not 0 <= self.slot_us <= _LARGEST:
             raise FormatError(f"slot_us is {self.slot_us!r}, expected microseconds from 0")
 
@@ -67,6 +75,10 @@ class CostTable:
         costs = [0, *(_at(self.draft_us, count) for count in range(1, slots + 1))]
         return np.array(costs, dtype=np.float64)
 
+    def pieces(self) -> list[tuple[int, float]]:
+        """Rows of prompt pieces that were measured, and the seconds that each adds to a round."""
+        return [(rows, 1e-6 * us) for rows, us in zip(self.piece_rows, self.piece_us, strict=True)]
+
     def lower(self, other: "CostTable") -> "CostTable":
         """With the lower of each price that both know; measured alike, as noise only adds."""
         return CostTable(
@@ -74,6 +86,10 @@ class CostTable:
             rows_us=_lower(self.rows_us, other.rows_us),
             slot_us=min(self.slot_us, other.slot_us),
             draft_us=_lower(self.draft_us, other.draft_us),
+            piece_rows=self.piece_rows,
+            piece_us=_lower(self.piece_us, other.piece_us)
+            if self.piece_rows == other.piece_rows
+            else self.piece_us,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -113,10 +129,14 @@ def filled(points: Points) -> tuple[int, ...]:
         points: number (from 1) -> microseconds; what lies before the first point equals it.
     """
     numbers = sorted(points)
-    falling = accumulate((max(1, points[number]) for number in reversed(numbers)), min)
-    values = list(falling)[::-1]
     wanted = np.arange(1, numbers[-1] + 1)
-    return tuple(int(us) for us in np.rint(np.interp(wanted, numbers, values)))
+    return tuple(int(us) for us in np.rint(np.interp(wanted, numbers, rising(points))))
+
+
+def rising(points: Points) -> tuple[int, ...]:
+    """Microseconds of measured points by number, positive and non-decreasing as in `filled`."""
+    falling = accumulate((max(1, points[number]) for number in sorted(points, reverse=True)), min)
+    return tuple(falling)[::-1]
 
 
 def _lower(values: Sequence[int], others: Sequence[int]) -> tuple[int, ...]:

@@ -5,6 +5,10 @@ layers run in a round and what is said about waiting, never a token; all of it t
 Read next: `pieces.py`, `slices.py`, `forecast.py`.
 """
 
+from collections.abc import Sequence
+
+from twinspark.engine.pieces import LEAST_ROWS
+
 KEPT, KEPT_WARY = 0.6, 0.9
 """Weight of the past in a running mean; the newest sample has the rest.
 
@@ -31,6 +35,9 @@ GROWTH = 2
 FEW_UNITS = 64
 """Pieces of no more may owe their time to being pieces: before it is known what part is theirs, a
 larger one tells; behind larger ones a smaller one does."""
+
+UNLIKE = 0.55
+"""Part of a piece's size from which down another one is of another size."""
 
 SMALL_DEBT_S = 0.005
 """Seconds owed to decoding that nobody notices; more are made good to the last."""
@@ -98,9 +105,16 @@ class Pace:
         self._reply_tokens: float | None = None
         self._mixed_rounds = 0
         self._line = _Line()
-        self._most_units = 0.0  # of any piece
+        self._are_loaded = False  # what pieces need
+        self._most_units = self._most_rows = 0.0  # of any piece, and of any layer of one
+        self._newest = (0.0, 0.0)  # the same of the newest one that was learned from
         self._owed_s = 0.0  # of decoding, for the time that pieces took
         self._is_paying = False
+
+    @property
+    def most_units(self) -> float:
+        """Units of the largest piece so far; what larger ones take is less sure."""
+        return self._most_units
 
     @property
     def unit_s(self) -> float | None:
@@ -120,6 +134,12 @@ class Pace:
         self._owe(-seconds, seconds)
         before = self._round_s.get(num_windows)
         self._round_s[num_windows] = _mean(before, seconds, rising=KEPT_WARY, falling=KEPT)
+
+    def expect_pieces(self, measured: Sequence[tuple[int, float]]) -> None:
+        """Take what whole pieces were measured to cost before any has run: units, seconds."""
+        for units, seconds in measured:
+            self._learn(seconds, units=units, depth=self._num_layers)
+            self._most_units = max(self._most_units, units)
 
     def observe_layers(self, seconds: float, *, num_windows: int) -> float | None:
         """Learn how long a round with some layers of pieces took.
@@ -147,9 +167,18 @@ class Pace:
 
     def observe_piece(self, seconds: float, *, units: float, depth: int) -> None:
         """Learn how long the first `depth` layers of pieces took, which are all that have rows."""
-        if self._unit_s is not None:  # the first piece of all also loads what pieces need
-            self._line.add(units * self._num_layers / depth, seconds / depth)
+        is_first, self._are_loaded = not self._are_loaded, True
+        if not is_first:
+            self._learn(seconds, units=units, depth=depth)
+        elif self._unit_s is None:  # it also loads what pieces need, but is all that is known
+            self._observe_unit(seconds / units)
         self._most_units = max(self._most_units, units)
+        self._most_rows = max(self._most_rows, units * self._num_layers / depth)
+
+    def _learn(self, seconds: float, *, units: float, depth: int) -> None:
+        rows = units * self._num_layers / depth
+        self._line.add(rows, seconds / depth)
+        self._newest = (units, rows)
         self._observe_unit(seconds / units)
 
     def _observe_unit(self, seconds: float) -> None:
@@ -177,9 +206,22 @@ class Pace:
         if self._are_whole(allowed_s):
             return (allowed_s / self._num_layers - fixed_s) / slope_s
         if self._line.slope_s is None and self._most_units > FEW_UNITS:
-            return min(allowed_s / self._unit_s, self._most_units / 2)
+            return self._units_unlike(min(allowed_s / self._unit_s, self._most_units / 2))
         layer_s = max(MOST_PIECE_S, allowed_s) / self._num_layers
         return min(max(layer_s - fixed_s, fixed_s) / slope_s, GROWTH * self._most_units)
+
+    def _units_unlike(self, units: float) -> float:
+        """As many, or where the newest piece was about as large a number that tells more.
+
+        Else all pieces may be as large as each other, and nobody ever know what a row takes. A
+        larger one tells most, if layers have had as many rows before.
+        """
+        newest, rows = self._newest
+        if newest:
+            units = max(units, LEAST_ROWS * newest / rows)  # no piece is smaller
+        if not UNLIKE * newest < units < newest / UNLIKE:
+            return units
+        return newest * (GROWTH if GROWTH * rows <= self._most_rows else UNLIKE)
 
     def rows_beside(self, num_windows: int) -> int | None:
         """Rows that one layer of such pieces has time for; None is any number."""

@@ -215,6 +215,11 @@ class PageStore:
             self._states.remove(state_id)
             self._ops.append(DropState(state_id=state_id))
 
+    @property
+    def drops_rows(self) -> bool:
+        """Whether pieces, or some of their rows, are to be forgotten with the next plan."""
+        return any(isinstance(op, DropRows) for op in self._ops)
+
     def drop_rows(self, slot: int) -> None:
         """The slot's piece stands between two layers, and shall run no more of them."""
         self._ops.append(DropRows(slot=slot))

@@ -115,6 +115,8 @@ class Layers(NamedTuple):
 class StepPlan(NamedTuple):
     """What runs in one round: all rows in one pass, or windows, then some layers of pieces.
 
+    One without rows has only operations.
+
     Attributes:
         round: counts plans from 0.
         windows: pending token and drafts of each decoding slot; every row gives logits.

@@ -233,7 +233,8 @@ class Scheduler:
             drafts: slot -> proposed tokens after the pending one; slots without any may miss.
 
         Returns:
-            None when there is nothing to run.
+            None when there is nothing to run. A plan without rows only lets ranks forget those of
+            a piece that nobody waits for any more.
         """
         now_s = self._clock()
         if len(self._queue):
@@ -241,7 +242,8 @@ class Scheduler:
         decoding, prompts = self._split()
         windows = tuple(self._rows(s, [s.ids[-1], *self._useful(s, drafts)]) for s in decoding)
         pieces, layers = self._prompt_rows(prompts, len(windows), now_s)
-        if not windows and layers is None:
+        has_rows = bool(windows) or layers is not None
+        if not has_rows and not self.store.drops_rows:
             return None
         is_whole = layers == Layers(0, self._costs.num_layers)
         plan = StepPlan(
@@ -252,7 +254,8 @@ class Scheduler:
             layers=None if is_whole else layers,  # then in one pass with the windows
         )
         self._rounds += 1
-        self._round = _Round(self._clock(), len(windows), layers, self._begun)
+        if has_rows:
+            self._round = _Round(self._clock(), len(windows), layers, self._begun)
         return plan
 
     def take_events(self) -> list[QueueEvent]:
@@ -294,6 +297,10 @@ class Scheduler:
             begun.took(now.layers, layers_s)
         if begun.is_over and begun.seconds is not None:
             pace.observe_piece(begun.seconds, units=begun.units, depth=begun.depth)
+
+    def expect_pieces(self, measured: Sequence[tuple[int, float]]) -> None:
+        """Take what prompt pieces cost before any has run: rows, and the seconds that they add."""
+        self._pace.expect_pieces(measured)
 
     def remove(self, session: Session, ending: Ending | None = None) -> None:
         """Forget a session and free what it holds at once, wherever it stands.
@@ -388,12 +395,13 @@ class Scheduler:
         each = [(self._running[piece.slot], piece.first, len(piece.ids)) for piece in pieces]
         units = sum(self._costs.units(*rows) for rows in each)
         depth = max(self._costs.depth(*rows) for rows in each)
+        is_usual = units <= self._pace.most_units  # else a single layer tells better
         return BegunPieces(
             pieces,
             units=units,
             num_layers=self._costs.num_layers,
             depth=depth,
-            expected_s=self._pace.piece_s(units, depth),
+            expected_s=self._pace.piece_s(units, depth) if is_usual else None,
         )
 
     def _pieces(

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+from dataclasses import replace
 from time import perf_counter, thread_time
 from types import SimpleNamespace
 
@@ -20,8 +21,9 @@ from twinspark.engine.runner import NoFollowers, Runner
 from twinspark.errors import FormatError
 
 TABLE = CostTable(
-    single_us=(100, 110), rows_us=(100, 150, 160, 200), slot_us=7, draft_us=(40, 50, 60)
-)
+    single_us=(100, 110), rows_us=(100, 150, 160, 200), slot_us=7, draft_us=(40, 50, 60),
+    piece_rows=(8, 32), piece_us=(70, 130),
+)  # fmt: skip
 
 
 def test_points_become_a_rising_line():
@@ -35,11 +37,17 @@ def test_a_point_above_a_later_one_comes_down_to_it():
 
 
 def test_the_lower_of_two_tables():
-    one = CostTable(single_us=(90, 120), rows_us=(90, 160), slot_us=9, draft_us=(50, 50, 70, 80))
+    one = CostTable(
+        single_us=(90, 120), rows_us=(90, 160), slot_us=9, draft_us=(50, 50, 70, 80),
+        piece_rows=(8, 32), piece_us=(60, 140),
+    )  # fmt: skip
     assert TABLE.lower(one) == CostTable(
-        single_us=(90, 110), rows_us=(90, 150, 160, 200), slot_us=7, draft_us=(40, 50, 60)
-    )
+        single_us=(90, 110), rows_us=(90, 150, 160, 200), slot_us=7, draft_us=(40, 50, 60),
+        piece_rows=(8, 32), piece_us=(60, 130),
+    )  # fmt: skip
     assert one.lower(TABLE).draft_us == (40, 50, 60, 80)
+    other = replace(one, piece_rows=(4, 16))
+    assert TABLE.lower(other).pieces() == TABLE.pieces() == [(8, 7e-05), (32, 0.00013)]
 
 
 def test_rows_slots_and_what_lies_past_the_lists():
@@ -69,7 +77,8 @@ def test_json_and_back():
     [
         {"single_us": []}, {"rows_us": [3, 2]}, {"rows_us": [1, 2.5]}, {"rows_us": "12"},
         {"draft_us": [0]}, {"slot_us": -1}, {"slot_us": True}, {"more": 1}, {"single_us": None},
-        {"rows_us": [10**15]}, {"rows_us": [True]},
+        {"rows_us": [10**15]}, {"rows_us": [True]}, {"piece_us": [70]}, {"piece_rows": []},
+        {"piece_us": [70, 60]}, {"piece_us": [0, 60]}, {"piece_rows": [32, 8]},
     ],
 )  # fmt: skip
 def test_another_shape_is_refused(change):
@@ -104,7 +113,7 @@ def test_measured_once_for_a_key_and_again_for_another(tmp_path, measure):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"[]", b"\xff\xfe", b"[" * 200_000, b'{"format": 1}', b'{"format": 2}', None],
+    [b"", b"{", b"[]", b"\xff\xfe", b"[" * 200_000, b'{"format": 2}', b'{"format": 3}', None],
 )
 def test_a_damaged_file_is_measured_again_and_mended(content, tmp_path, measure, caplog):
     load_or_measure(measure, key={"a": 1}, folder=tmp_path)
@@ -178,6 +187,7 @@ def test_the_key_holds_what_times_depend_on(tmp_path):
     (tmp_path / "a.safetensors").write_bytes(b"12")
     keys = [cost_key(EngineConfig(), tmp_path, context_tokens=100)]
     keys.append(cost_key(EngineConfig(slots=2), tmp_path, context_tokens=100))
+    keys.append(cost_key(EngineConfig(prefill_chunk=64), tmp_path, context_tokens=100))
     keys.append(cost_key(EngineConfig(), tmp_path, context_tokens=101))
     (tmp_path / "a.safetensors").write_bytes(b"123")
     keys.append(cost_key(EngineConfig(), tmp_path, context_tokens=100))
@@ -187,6 +197,18 @@ def test_the_key_holds_what_times_depend_on(tmp_path):
     assert len(set(texts)) == len(texts)
     assert cost_key(EngineConfig(), tmp_path, context_tokens=100) == keys[-1]
     assert str(tmp_path) not in "".join(texts)
+
+
+def test_pieces_are_measured_small_where_memory_is_watched(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+
+    def rows(**settings):
+        return cost_key(EngineConfig(**settings), tmp_path, context_tokens=9000)["prompt_rows"]
+
+    assert rows(prefill_chunk=4096) == 4096
+    for watched in ("memory_target_bytes", "memory_floor_bytes"):
+        assert rows(prefill_chunk=4096, **{watched: 1 << 30}) == 128
+        assert rows(prefill_chunk=24, **{watched: 1 << 30}) == 24
 
 
 def test_the_cache_folder_follows_xdg(tmp_path, monkeypatch):
@@ -244,8 +266,9 @@ class Bursts:
 
 
 def probe(
-    *, slots=4, context=512, rows=16, block=5, pages=None, page_tokens=16, timer=None, **pace
-):
+    *, slots=4, context=512, rows=16, prompt_rows=128, block=5, pages=None, page_tokens=16,
+    timer=None, **pace,
+):  # fmt: skip
     clock = Clock()
     followers = Slow(clock, **pace)
     pages = slots * -(-context // page_tokens) if pages is None else pages
@@ -254,7 +277,7 @@ def probe(
     runner = Runner(FakeModel(), caches, followers=followers)
     one = CostProbe(
         runner, pool, text_ids=[20, 30, 40], slots=slots, context_tokens=context, max_rows=rows,
-        block=block, history_tokens=3, timer=timer, clock=clock,
+        prompt_rows=prompt_rows, block=block, history_tokens=3, timer=timer, clock=clock,
     )  # fmt: skip
     return SimpleNamespace(probe=one, followers=followers, pool=pool, clock=clock)
 
@@ -273,6 +296,38 @@ def test_the_probe_finds_the_costs():
     assert len(made.followers.passes) == 2 * 9  # fast: as many cycles as are wanted
 
 
+@pytest.mark.parametrize(
+    ("case", "sizes"),
+    [
+        ({}, (32, 128)), ({"prompt_rows": 4096}, (128, 512)),
+        ({"prompt_rows": 4096, "context": 4096}, (256, 1024)), ({"prompt_rows": 9}, (2, 9)),
+        ({"context": 100}, (25, 100)), ({"prompt_rows": 7}, ()), ({"slots": 1}, ()),
+        ({"pages": 4 * 5 + 2}, (8, 32)), ({"pages": 4 * 5}, ()),  # 80 positions each before
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_probe_finds_what_pieces_add_to_a_round(case, sizes):
+    made = probe(**case)
+    table, _ = made.probe.run()
+    assert table.piece_rows == sizes
+    assert table.piece_us == tuple(100 * rows for rows in sizes)
+    made.pool.check_integrity([])
+
+
+def test_pieces_of_a_slow_machine_are_measured_twice():
+    made = probe(scale=100.0)
+    assert made.probe.run().table.piece_us == (320_000, 1_280_000)
+    beside = [plan for plan in made.followers.plans if plan.is_mixed and plan.windows]
+    assert len(beside) == 2 * 2
+    assert {(len(plan.windows[0].ids), plan.windows[0].slot) for plan in beside} == {(16, 0)}
+    assert {plan.pieces[0].slot for plan in beside} == {1}
+
+
+def test_a_piece_that_seems_to_cost_nothing_has_a_price():
+    ticks = iter(range(1_000_000))
+    assert probe(timer=lambda: 0.002 * next(ticks)).probe.run().table.piece_us == (1, 1)
+
+
 def test_a_slow_machine_is_measured_twice():
     made = probe(scale=1000.0)
     table, is_steady = made.probe.run()
@@ -282,14 +337,16 @@ def test_a_slow_machine_is_measured_twice():
 
 @pytest.mark.parametrize("scale", [1.0, 5.0], ids=["small model", "large model"])
 def test_bursts_of_noise_leave_prices_as_they_are(scale):
-    quiet = probe(scale=scale).probe.run().table
+    quiet, pieces_spoiled = probe(scale=scale).probe.run().table, 0
     for seed in range(100):
         made = probe(scale=scale, noise=Bursts(seed))
         table, _ = made.probe.run()
         for name in ("single_us", "rows_us", "draft_us"):
             assert getattr(table, name) == pytest.approx(getattr(quiet, name), rel=0.03)
         assert abs(table.slot_us - quiet.slot_us) <= 0.03 * quiet.rows_us[7]
-        assert made.clock.now < 6.0
+        pieces_spoiled += table.piece_us != pytest.approx(quiet.piece_us, rel=0.03)
+        assert made.clock.now < 8.0
+    assert pieces_spoiled <= 10, "they correct themselves when some have run"
 
 
 def test_a_first_cycle_that_records_is_made_good():
@@ -337,8 +394,8 @@ def test_one_rank_on_a_cpu_counts_when_its_thread_runs():
         caches = FakeModel().new_caches(1, 64, page_tokens=16, num_pages=4)
         runner = Runner(FakeModel(), caches, **more)
         made = CostProbe(
-            runner, PagePool(4, 16), text_ids=[20], slots=1, context_tokens=64, max_rows=4, block=0,
-            history_tokens=3,
+            runner, PagePool(4, 16), text_ids=[20], slots=1, context_tokens=64, max_rows=4,
+            prompt_rows=16, block=0, history_tokens=3,
         )  # fmt: skip
         return made._timer
 

@@ -3,9 +3,10 @@
 from types import SimpleNamespace
 
 import pytest
-from tests.fake_model import ENCODER_GAP, FakeModel, Replies, run_all
+from tests.fake_model import ENCODER_GAP, HISTORY, FakeModel, Replies, run_all
 
 from twinspark.engine.checkpoints import Mark
+from twinspark.engine.cost_probe import CostProbe
 from twinspark.engine.forecast import predict_waits
 from twinspark.engine.pace import (
     ANCHOR_ROUNDS,
@@ -206,7 +207,7 @@ class TimedModel(FakeModel):
     def _seconds(self, span, layer):
         if span.prompt_end is None:
             return self._row_s * span.count / LAYERS
-        if layer < LAYERS // 2:
+        if layer < LAYERS // 2 or span.mode == "full":
             return self._layer_row_s * span.count
         inside = span.first + span.count - (span.prompt_end - ENCODER_GAP)
         return self._layer_row_s * max(min(inside, span.count), 0)
@@ -222,13 +223,13 @@ def stream(name, length, limit, first=20):
     )  # fmt: skip
 
 
-def beside_a_long_prompt(engine, model, length):
+def beside_a_long_prompt(engine, model, length, *, stream_length=5):
     """Three streams that never end; the gaps of their rounds while the prompt runs, and its time.
 
     Gives also what part of the time was theirs.
     """
     for n in range(3):
-        engine.submit(stream(f"s{n}", 5, 9000, first=20 + n))
+        engine.submit(stream(f"s{n}", stream_length, 9000, first=20 + n))
     replies = Replies()
     for _ in range(20):
         replies.take(engine.step())
@@ -263,6 +264,54 @@ def test_gaps_are_short_and_streams_keep_half_beside_a_long_prompt(
     assert 0.45 < kept < 0.65, "streams keep their half, and no more"
     least_s = 8000 / 512 * piece_s / 2 + 8000 * piece_row_s / 2  # alone, half of the layers
     assert took_s < 4 * least_s
+
+
+def measure_pieces(engine, model):
+    """Prices of pieces, as an engine gets them at its start."""
+    probe = CostProbe(
+        engine._runner, engine._scheduler.store.pool, text_ids=range(20, 220), slots=4,
+        context_tokens=16384, max_rows=1, prompt_rows=engine.config.prompt_rows, block=0,
+        history_tokens=HISTORY, timer=model.clock, clock=model.clock,
+    )  # fmt: skip
+    engine._scheduler.expect_pieces(probe.run().table.pieces())
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["known", "unknown"])
+@pytest.mark.parametrize(("row_s", "piece_row_s", "piece_s", "chunk"), [
+    (0.01, 0.0016, 0.0, 128), (0.01, 0.0016, 0.0, 32), (0.027, 0.0016, 0.01, 128),
+    (0.0133, 0.0016, 0.02, 128),
+    (0.0005, 0.00005, 0.0025, 512), (0.002, 0.0001, 0.03, 512), (0.004, 0.0001, 0.05, 4096),
+    (0.002, 0.00002, 0.05, 4096),
+])  # fmt: skip
+def test_the_first_long_prompt_is_as_fast_as_the_next(
+    make_engine, row_s, piece_row_s, piece_s, chunk, is_known
+):
+    """Rows take the time, as on a CPU, or pieces do; prices were measured, or must be learned.
+
+    The streams' own prompts run first, in one piece that is larger than what fits beside streams.
+    """
+    model = TimedModel(row_s=row_s, piece_row_s=piece_row_s, piece_s=piece_s)
+    engine = make_engine(
+        model=model, clock=model.clock, prefill_chunk=chunk, max_context_tokens=16384, lookup=False,
+        prefix_reuse=False,
+    )  # fmt: skip
+    if is_known:
+        measure_pieces(engine, model)
+    found = []
+    for _ in range(2):
+        found.append(beside_a_long_prompt(engine, model, 6000, stream_length=40))
+        for n in range(3):
+            engine.cancel(f"s{n}")
+        while engine.has_work:
+            engine.step()
+    (gaps, first_s, kept), (_, second_s, _) = found
+    round_s, layer_s = 3 * row_s, 2.2 * piece_s / LAYERS  # of a layer, half is work
+    assert max(gaps) <= max(3.01 * round_s, round_s + layer_s)
+    assert 0.45 < kept < 0.65, "streams keep their half, and no more"
+    if is_known:
+        assert first_s < 1.1 * second_s
+    else:
+        assert first_s < 1.25 * second_s + 4 * piece_s, "a few pieces tell what others take"
 
 
 def test_layers_that_take_longer_than_their_share_are_made_good(make_engine):

@@ -169,7 +169,7 @@ def test_prices_are_measured_where_tokens_are_chosen():
     pool = engine._scheduler.store.pool
     probe = CostProbe(
         engine._runner, pool, text_ids=[20, 30, 40], slots=2, context_tokens=128, max_rows=6,
-        block=BLOCK, history_tokens=HISTORY,
+        prompt_rows=64, block=BLOCK, history_tokens=HISTORY,
     )  # fmt: skip
     costs = probe.run().table
     assert costs.verify_us(6, 1) > 0 and costs.passes(2)[-1] > 0

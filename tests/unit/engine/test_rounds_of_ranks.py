@@ -6,6 +6,8 @@ differ in kind, in number and in time. Rows are placed on the CPU as in test_rou
 
 import queue
 import threading
+from dataclasses import replace
+from time import perf_counter, sleep
 
 import pytest
 import torch
@@ -105,7 +107,7 @@ def placed(model):
 class Pair:
     """An engine on two ranks."""
 
-    def __init__(self, parts, *, spoil=None):
+    def __init__(self, parts, *, spoil=None, clock=perf_counter):
         config, self.team = EngineConfig(**SETTINGS), ThreadTeam()
         follows = Obeys(self.team.send_digest)
         runner = Runner(parts[1], new_caches(parts[1], config), followers=follows)
@@ -113,7 +115,10 @@ class Pair:
         runner._rounds = Rounds(parts[1], runner.caches, recorder=self.follows)
         if spoil is not None:
             spoil(runner._rounds)
-        self.engine = Engine(parts[0], TOKENIZER, config, followers=RankLeader(self.team))
+        self.following = runner
+        self.engine = Engine(
+            parts[0], TOKENIZER, config, followers=RankLeader(self.team), clock=clock
+        )
         own, banned_V = self.engine._runner, self.engine._sampler.banned_V
         self.leads = Rehearsing(parts[0])
         own._rounds = Rounds(parts[0], own.caches, banned_V=banned_V, recorder=self.leads)
@@ -205,6 +210,32 @@ def test_what_was_computed_after_a_rank_was_lost_is_told_to_nobody(parts, reques
                 pair.engine.step()
     finally:
         pair.close()
+
+
+def test_ranks_that_become_idle_hold_nothing_of_a_piece(parts, requests, wanted):
+    """Both give it up before the next request comes, and they still agree."""
+    pair = Pair(parts, clock=lambda: 0.0)
+    partial = pair.engine._runner._partial
+    try:
+        pair.engine.submit(replace(requests[0], request_id="stream"))
+        for _ in range(5):
+            pair.engine.step()
+        pair.engine.submit(replace(requests[2], request_id="prompt"))
+        while partial._begun is None:
+            pair.engine.step()
+        for name in ("stream", "prompt"):
+            pair.engine.cancel(name)
+        while pair.engine.has_work:
+            pair.engine.step()
+        assert partial._begun is None
+        until_s = perf_counter() + 60
+        while pair.following._partial._begun is not None and perf_counter() < until_s:
+            sleep(0.01)  # the other thread runs what it was sent
+        assert pair.following._partial._begun is None
+        assert replies(pair.engine, *requests) == wanted
+    finally:
+        pair.close()
+    assert not pair.team.problems and len(pair.team.compared) > 1
 
 
 def test_every_single_bit_of_a_row_counts():
