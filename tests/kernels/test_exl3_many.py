@@ -53,6 +53,9 @@ def test_slabs_of_all_matrices_in_one_go(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(body, "device_of", lambda index: device)
     plans = {rows: body._slab_plan(-1, 4, rows, 4096, 1024) for rows in (64, 255, 256, 2048, 2049)}
     assert [rows for rows, plan in plans.items() if plan is None] == [64, 255, 2049]
+    for count, inputs, outputs in SHAPES:  # what tests on a GPU reach
+        small = [body._slab_plan(-1, count, rows, inputs, outputs) for rows in (700, 1100, 2100)]
+        assert [plan is None for plan in small] == [True, False, True]
     for rows, plan in plans.items():
         if plan is not None:
             assert plan.columns == 1024  # a slab a matrix
@@ -88,7 +91,7 @@ def test_rows_have_the_bits_of_one_matrix_at_a_time(shape: tuple[int, int, int])
     count, inputs, outputs = shape
     own = matrices(*shape)
     many = prepare_many(own)
-    for rows in (1, 2, 6, 8, 9, 24, 64, 65, 150, 300, 700, 2100):  # tiles and slabs, too
+    for rows in (1, 2, 6, 8, 9, 24, 64, 65, 150, 300, 700, 1100, 2100):  # tiles and slabs, too
         x = torch.randn(rows, count, inputs, device="cuda").bfloat16().transpose(0, 1)
         wanted = torch.stack([exl3_rows(x[n], own[n]) for n in range(count)])
         for axes in ((0, 1), (1, 0)):  # matrices apart, and side by side

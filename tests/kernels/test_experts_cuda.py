@@ -22,6 +22,7 @@ from twinspark.kernels.experts import (
     route_rows,
 )
 from twinspark.kernels.experts.cuda import (
+    MOST_PLACES,
     PROMPT_SOURCE,
     ROUTE_SOURCE,
     CudaShardExperts,
@@ -178,8 +179,9 @@ def test_blocks_of_even_routing_take_one_or_two_items(rows: int) -> None:
 
 
 def test_records_are_what_the_kernels_read() -> None:
-    most_rows = re.search(r"#define MOST_ROWS (\d+)", DECODE_SOURCE.read_text())
-    assert most_rows is not None and int(most_rows[1]) == DECODE_ROWS
+    text = DECODE_SOURCE.read_text()
+    for name, value in (("MOST_ROWS", DECODE_ROWS), ("MOST_PLACES", MOST_PLACES + 1)):
+        assert re.search(rf"#define {name} {value}\n", text), name
     assert RECORD_BYTES == 16 + 2 * DECODE_ROWS and RECORD_BYTES % 16 == 0  # one load of 16 bytes
 
 
@@ -230,6 +232,23 @@ def test_bits_do_not_depend_on_the_call_and_float64_agrees(shape: tuple[int, ...
     body = experts_forward(x[:40], ids[:40], weights[:40], kept[:40], plain)
     most = 1.2 * (body.double() - exact).norm()
     assert (many[:, :40].cpu().double() - exact).norm() < most
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num", [1, 6, 70, 300])
+def test_rows_may_begin_anywhere(num: int) -> None:
+    shards = [on_gpu(shard_matrices(640, 256, 12))]
+    x, (ids, weights) = rows_of(num, 640).cuda(), routing(num, 4, 12)
+    room = torch.empty(num * 640 + 4, dtype=torch.bfloat16, device="cuda")
+    apart = room[4:].view(num, 640).copy_(x)
+    assert apart.data_ptr() % 16 and apart.is_contiguous()
+    routed = ids.cuda(), weights.cuda(), None
+    usual = experts_forward(x, *routed, shards)
+    assert torch.equal(experts_forward(apart, *routed, shards), usual)
+    weight = torch.randn(12, 640, device="cuda").bfloat16()
+    bias = torch.zeros(12, device="cuda")
+    one, other = (route_rows(rows, weight, bias, k=4, scale=1.0) for rows in (x, apart))
+    assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
 
 
 @pytest.mark.gpu
@@ -359,7 +378,16 @@ def test_rows_brought_together_by_a_cluster_change_no_bit(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize(
     "shape",
-    [(384, 5120, 6), (128, 5120, 3), (8, 128, 4), (6, 256, 3), (70, 96, 2), (20, 1088, 5)],
+    [
+        (384, 5120, 6),
+        (128, 5120, 3),
+        (8, 128, 4),
+        (6, 256, 3),
+        (70, 96, 2),
+        (20, 1088, 5),
+        (200, 1088, 5),
+        (600, 576, 8),
+    ],
     ids=str,
 )
 def test_router_on_gpu(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
@@ -367,7 +395,7 @@ def test_router_on_gpu(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     weight = (torch.randn(experts, inputs, generator=generator) / inputs**0.5).to(dtype)
     bias, image = 0.1 * torch.randn(2, experts, generator=generator)
-    num = 2200 if experts == 384 else 700  # chunks in blocks of their own, or a block for all
+    num = 2200 if experts in (200, 384) else 700  # a block for all chunks, or one for each
     x, marks = rows_of(num, inputs), torch.rand(num, generator=generator) < 0.3
     kwargs = {"k": k, "scale": 1.5}
     on = [t.cuda() for t in (x, weight, bias, image, marks)]

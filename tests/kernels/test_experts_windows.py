@@ -95,6 +95,9 @@ def test_windows_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(plan, "WINDOW_ROWS", rows)
             monkeypatch.setattr(cuda, "ADDED_WINDOWS", added)
             assert torch.equal(call(), usual), (rows, added)
+            with monkeypatch.context() as patched:  # by a cluster, too
+                patched.setattr(cuda, "plan_group", lambda *_, **__: ("experts_group_together", 8))
+                assert torch.equal(call(), usual), (rows, added)
     for each in (1, 2, 3, 4):
         monkeypatch.setattr(cuda, "pieces_each", lambda _, each=each: each)
         assert torch.equal(call(), usual), each

@@ -147,7 +147,7 @@ def forward_cuda(
     begun: Begun | None = None,
 ) -> Tensor:
     """Each shard's sum over its experts, [S, T, D] bf16; arguments are checked."""
-    num = x_TD.shape[0]
+    num, x_TD = x_TD.shape[0], _aligned(x_TD)
     out = torch.empty(len(shards), num, x_TD.shape[1], dtype=torch.bfloat16, device=x_TD.device)
     if num == 0:
         return out
@@ -172,7 +172,7 @@ def route_cuda(
     temperature: float,
 ) -> tuple[Tensor, Tensor]:
     """Ids and weights of every row's experts; arguments are checked."""
-    num, inputs = x_TD.shape
+    (num, inputs), x_TD = x_TD.shape, _aligned(x_TD)
     experts, device = weight_ED.shape[0], x_TD.device
     ids = torch.empty(num, k, dtype=torch.int32, device=device)
     weights = torch.empty(num, k, dtype=torch.float32, device=device)
@@ -212,7 +212,7 @@ class _Prompt:
         kept_TA: Tensor | None,
         shards: Sequence[CudaShardExperts],
     ) -> None:
-        self._x_TD, self._weights_TA, self._shards = _aligned(x_TD), weights_TA, shards
+        self._x_TD, self._weights_TA, self._shards = x_TD, weights_TA, shards
         self._index = x_TD.device.index
         num, self._places = ids_TA.shape
         experts = shards[0].num_experts

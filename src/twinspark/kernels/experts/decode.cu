@@ -19,6 +19,7 @@
 #define MOST_PLACES 16
 #define MOST_EXPERTS 1024
 #define ROW_SHIFT 10              // of an entry of the list: a pair below, its row above
+static_assert(MOST_ROWS * MOST_PLACES <= 1 << ROW_SHIFT && MOST_ROWS << ROW_SHIFT <= 1 << 16, "an entry has 16 bits");
 
 // A routed expert that rows have, and its pairs, ascending: pair | row << ROW_SHIFT.
 struct __align__(16) Record { int expert, count, spare[2]; u16 entries[MOST_ROWS]; };

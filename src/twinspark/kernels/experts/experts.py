@@ -127,6 +127,8 @@ def begin_experts(x_TD: Tensor, active: int, shards: Sequence[ShardExperts]) -> 
     packed = [s for s in shards if isinstance(s, CudaShardExperts)]
     if not x_TD.is_cuda or len(packed) < len(shards) or not x_TD.is_contiguous():
         return None
+    if x_TD.data_ptr() % 16:  # kernels take a copy
+        return None
     return begin_few(x_TD, active, packed)
 
 
