@@ -30,14 +30,16 @@ ROW_THREADS = 128
 _MOST_PIECES = 4  # a lane each knows their rows
 _LEAST_ROW_WARPS = 8192  # three times what an H200 has room for
 MOST_ROUTER_FEW_ROWS = 256
-"""Rows whose inputs are split over blocks of few; more take kernels of their own."""
+"""Rows whose inputs are split over blocks of few; more take kernels of their own.
+
+Asynchronous instructions take 15.1 us for 100 rows, those of few 10.9; at 256 it is 16.9 and 18.4.
+"""
 MOST_GROUP_ALONE = 4096
 """Pairs that one block brings together by expert; more take a cluster."""
-MOST_ROUTER_NARROW_ROWS = 224
-"""Rows that wgmma is not used for: 100 took 15.1 us with it and 10.9 without, 256 16.9 and 18.4."""
 
 _GROUP_BLOCKS = 8  # of a cluster
 _ROUTER_TILE_INPUTS = 64  # of those kernels
+_ROUTER_WIDE = 3  # warpgroups of a block, 64 experts each
 _ROUTER_WIDE_SHARED = 12 * 64 * 128  # twelve parts of 64 rows and 64 inputs
 _MOST_SELECT_EXPERTS = 512
 _SELECT_ROWS = 4
@@ -254,11 +256,11 @@ def plan_router(rows: int, inputs: int, pieces: int, experts: int, device: Devic
         device: what runs them.
     """
     fits_tiles = inputs % _ROUTER_TILE_INPUTS == 0
-    if device.wgmma and pieces == 1 and rows > MOST_ROUTER_NARROW_ROWS and fits_tiles:
-        groups = 1 if rows <= MOST_ROUTER_FEW_ROWS else 3
-        blocks = -(-rows // 64) * -(-experts // (64 * groups))
+    if device.wgmma and pieces == 1 and rows > MOST_ROUTER_FEW_ROWS and fits_tiles:
+        blocks = -(-rows // 64) * -(-experts // (64 * _ROUTER_WIDE))
         split = 2 * blocks <= device.processors
-        return RouterPlan("router_logits_wide", 8, 4 * groups, 4, 0, split, _ROUTER_WIDE_SHARED)
+        warps = 4 * _ROUTER_WIDE
+        return RouterPlan("router_logits_wide", 8, warps, 4, 0, split, _ROUTER_WIDE_SHARED)
     split = rows <= MOST_ROUTER_FEW_ROWS
     if split or not fits_tiles:
         return RouterPlan("router_logits", 1 if rows <= 8 else 4, 2, 0, 0, split, 0)

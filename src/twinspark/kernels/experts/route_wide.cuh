@@ -4,7 +4,6 @@
 // WIDE warpgroups multiply 64 experts each by the block's rows; weights go from memory into their registers. One more
 // brings the rows: a thread copies 16 bytes to a place that only it reads, and stores what has come as 8 x 8 tiles,
 // four for 32 inputs of 8 rows. That puts an input where mma.sync has it, so that its places are the same.
-#define RESIDENT (WIDE == 1 ? 2 : 1)
 #define REGISTERS 152                           // of a thread that multiplies; 128 at the start
 #define REGISTERS_LEFT (128 - 24 * WIDE)        // of one that does not
 #define PART_INPUTS 64
@@ -135,7 +134,7 @@ __device__ __forceinline__ void multiply_rest(float acc[8][4], Weights& w, const
 
 // As router_logits: grid (64 * WIDE experts, parts, 64 rows), as many parts as chunks, or 1 that holds their sum; inputs a
 // multiple of 64. Shared memory: (TURNS + ROWS_ASKED) * PART_BYTES.
-extern "C" __global__ void __launch_bounds__(128 * (WIDE + 1), RESIDENT) router_logits_wide(
+extern "C" __global__ void __launch_bounds__(128 * (WIDE + 1), 1) router_logits_wide(
     const u16* __restrict__ weights, const u16* x, float* logits, int rows, int experts, int inputs, int x_pitch) {
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ u64 barriers[2 * TURNS];
