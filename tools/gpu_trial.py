@@ -28,8 +28,8 @@ ROOT = Path(__file__).resolve().parent.parent
 KERNEL_GROUPS = ("products", "experts", "attention", "index", "head", "residual", "plain")
 KERNEL_TESTS = (
     "attention_cuda", "cache_rows", "engram_cuda", "exchange", "exl3_cuda", "exl3_joined",
-    "exl3_many", "exl3_whole", "experts_cuda", "head_cuda", "index_cuda", "latents", "pinned",
-    "places", "plain_cuda", "residual_cuda",
+    "exl3_many", "exl3_whole", "experts_cuda", "experts_windows", "head_cuda", "index_cuda",
+    "latents", "pinned", "places", "plain_cuda", "residual_cuda",
 )  # fmt: skip
 MARK = "gpu and not slow"
 CACHE = Path(tempfile.gettempdir()) / "twinspark-gpu-cache"
@@ -134,7 +134,7 @@ class Trial:
         path = self._out / f"{step.name}.log"
         command = [sys.executable, *(step.dry if self._dry else step.command)]
         began = time.monotonic()
-        code = _ended(command, path, min(step.limit_s, left_s))
+        code = _ended(command, path, min(step.limit_s, left_s), threads=None if step.alone else 1)
         if code is None:
             note = f"its limit was {min(step.limit_s, left_s):.0f} s\n{_last(path, 3)}"
             return Ending(step.name, "out of time", time.monotonic() - began, note)
@@ -154,14 +154,17 @@ class Trial:
         (self._out / "trial.json").write_text(json.dumps(document, indent=2) + "\n")
 
 
-def _ended(command: Sequence[str], log: Path, limit_s: float) -> int | None:
+def _ended(command: Sequence[str], log: Path, limit_s: float, *, threads: int | None) -> int | None:
     """The exit code of a process that writes to a log; None if it had to be ended.
 
-    It is interrupted first, so that a bench writes what it has, with all that it has started.
+    It is interrupted first, so that a bench writes what it has, with all that it has started. Those
+    that run side by side have as many threads as told: with all cores each, they take minutes more.
     """
     cache = {"XDG_CACHE_HOME": str(CACHE), "TEST_CACHE_HOME": str(CACHE)}
     path = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
     environment = os.environ | cache | {"PYTHONPATH": path}
+    if threads is not None:
+        environment["OMP_NUM_THREADS"] = str(threads)
     with log.open("w") as output:
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, env=environment,

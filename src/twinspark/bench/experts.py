@@ -125,7 +125,8 @@ class _Bench:
         self._matrices = [self._layer() for _ in range(layers)]
         self._shards = [prepare_shard_experts(*one, limit=10.0) for one in self._matrices]
         shape = (size.experts, size.hidden)
-        self._gates = [(self._normal(*shape) / size.hidden**0.5).half() for _ in range(layers)]
+        # as packs give them: bf16
+        self._gates = [(self._normal(*shape) / size.hidden**0.5).bfloat16() for _ in range(layers)]
         self._bias = torch.zeros(size.experts, device="cuda")
 
     def measure(self, num: int, calls: int) -> ExpertsCell:
