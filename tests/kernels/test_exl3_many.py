@@ -48,6 +48,12 @@ def test_variants_are_those_that_plans_ask_for() -> None:
     assert {defines["ROW_TILES"] for _, defines in together} == set(range(1, 9))
 
 
+def test_steps_that_no_int_holds_are_not_near() -> None:
+    rows = torch.empty(0, dtype=torch.bfloat16, device="meta")
+    assert body.are_near(rows.as_strided((2, 3, 128), (2**30 - 8, 128, 1)))
+    assert not body.are_near(rows.as_strided((2, 3, 128), (2**30, 128, 1)))
+
+
 def test_slabs_of_all_matrices_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device(processors=132, shared=232448, wgmma=True)
     monkeypatch.setattr(body, "device_of", lambda index: device)

@@ -63,6 +63,9 @@ __device__ __forceinline__ void barriers_ready() {
 __device__ __forceinline__ void barrier_expect(u32 at, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
 }
+__device__ __forceinline__ void barrier_arrive(u32 at) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(at) : "memory");
+}
 __device__ __forceinline__ void barrier_wait(u32 at, u32 parity) {
   asm volatile(
       "{\n .reg .pred p;\n again:\n mbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n"

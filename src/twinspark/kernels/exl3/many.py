@@ -111,7 +111,7 @@ def exl3_many(x_GTK: Tensor, many: CudaExl3Many, out_GTN: Tensor) -> Tensor:
         )
     aligned = is_aligned(out_GTN)
     slab = _slab_plan(x_GTK.device.index, *x_GTK.shape, first.out_features)
-    if not (aligned and is_aligned(x_GTK)) or (
+    if not (aligned and is_aligned(x_GTK) and are_near(x_GTK) and are_near(out_GTN)) or (
         slab is None and rows > MOST_ROWS and is_prompt(x_GTK[0], first)
     ):
         for x_TK, matrix, out_TN in zip(x_GTK, many.matrices, out_GTN, strict=True):
@@ -128,6 +128,11 @@ def exl3_many(x_GTK: Tensor, many: CudaExl3Many, out_GTN: Tensor) -> Tensor:
             part = slice(begin, begin + MOST_ROWS)
             _launch(x_GTK[:, part], many, out_GTN[:, part])
     return out_GTN
+
+
+def are_near(rows_GTN: Tensor) -> bool:
+    """Whether matrices' rows follow each other by less than 2 GiB, which kernels take as an int."""
+    return rows_GTN.stride(0) * rows_GTN.element_size() < 1 << 31
 
 
 @lru_cache(1024)  # prompts come in pieces of any number of rows

@@ -14,9 +14,6 @@
 #define STAGE_BYTES (X_BYTES + W_BYTES)
 #define SUM_PITCH 132
 
-__device__ __forceinline__ void barrier_arrive(u32 at) {
-  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(at) : "memory");
-}
 __device__ __forceinline__ void workers_sync() {
   asm volatile("bar.sync 1, %0;" ::"n"(32 * WARPS) : "memory");
 }

@@ -31,9 +31,6 @@ struct __align__(16) Item { int expert, first, count, unused; };
 
 // ---- products
 
-__device__ __forceinline__ void barrier_arrive(u32 at) {
-  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(at) : "memory");
-}
 __device__ __forceinline__ void barrier_end(u32 at) {
   asm volatile("mbarrier.inval.shared.b64 [%0];" ::"r"(at) : "memory");
 }

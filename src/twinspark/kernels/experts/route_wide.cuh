@@ -26,9 +26,6 @@ __device__ __forceinline__ void wgmma_bf16(float c[8][4], u32 a0, u32 a1, u32 a2
       : ACC8(0), ACC8(2), ACC8(4), ACC8(6)
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b));
 }
-__device__ __forceinline__ void barrier_arrive(u32 at) {
-  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(at) : "memory");
-}
 __device__ __forceinline__ uint4 load_constant(const u16* p) {  // where it stands, not earlier or later
   uint4 v;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
