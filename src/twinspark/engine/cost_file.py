@@ -72,20 +72,24 @@ def settle_costs(
         slots=config.slots,
         context_tokens=context_tokens,
         max_rows=config.max_window_rows,
-        prompt_rows=_prompt_rows(config),
+        prompt_rows=_prompt_rows(config, runner),
         block=speculation.block,
         history_tokens=model.engram_max_ngram_size - 1,
     )
     key = cost_key(config, pack, context_tokens=context_tokens)
     speculation.costs = load_or_measure(
-        probe.run, key={**key, "block": speculation.block}, folder=folder
+        probe.run, key={**key, **probe.sizes, "block": speculation.block}, folder=folder
     )
 
 
-def _prompt_rows(config: EngineConfig) -> int:
-    """Rows of a piece that any engine has memory for; where that is watched, no more than few."""
+def _prompt_rows(config: EngineConfig, runner: Runner) -> int:
+    """Rows of a piece that any engine has memory and time for.
+
+    Few where memory is watched, and where rows are what takes time: there, few tell as much.
+    """
     is_watched = config.memory_target_bytes > 0 or config.memory_floor_bytes > 0
-    return min(config.prompt_rows, CPU_PREFILL_CHUNK) if is_watched else config.prompt_rows
+    is_few = is_watched or not runner.loads_kernels
+    return min(config.prompt_rows, CPU_PREFILL_CHUNK) if is_few else config.prompt_rows
 
 
 def cost_key(config: EngineConfig, pack: Path, *, context_tokens: int) -> dict[str, Any]:
@@ -104,7 +108,6 @@ def cost_key(config: EngineConfig, pack: Path, *, context_tokens: int) -> dict[s
         "threads": torch.get_num_threads(),
         "pack": _pack_digest(pack),
         "context_tokens": context_tokens,
-        "prompt_rows": _prompt_rows(config),
         **{
             name: getattr(config, name)
             for name in (

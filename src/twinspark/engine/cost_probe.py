@@ -7,7 +7,7 @@ next: `costs.py`, `cost_file.py` (which keeps them for the next start).
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil, log
 from time import perf_counter, thread_time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,6 +40,8 @@ TEXT_TOKENS = 256
 MOST_SLOTS = 8
 MOST_PIECE_ROWS = 1024
 LEAST_PIECE_ROWS = 8
+LOADED_ROWS = (24, 100, 200, 400)
+"""Pieces that a device runs once, besides those that are timed: others take the same kernels."""
 
 _LEAST_CYCLES, _MOST_CYCLES, _MOST_NOISY_CYCLES = 2, 9, 18
 _QUIET_S = 1.0  # what all cycles take where nothing else runs; few are made of slow rounds
@@ -121,14 +123,22 @@ class CostProbe:
         piece_rows = min(piece_rows, left * pool.page_tokens)
         has_pieces = self._num_slots > 1 and piece_rows >= LEAST_PIECE_ROWS
         self._piece_rows = (piece_rows // 4, piece_rows) if has_pieces else ()
+        loads = has_pieces and runner.loads_kernels
+        self._loaded_rows = [rows for rows in LOADED_ROWS if loads and rows < piece_rows]
         self._ids = tuple(text_ids[n % len(text_ids)] for n in range(max(wanted, piece_rows)))
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """What is measured, as far as it depends on the room there is."""
+        return {"measured_slots": self._num_slots, "measured_pieces": list(self._piece_rows)}
 
     def run(self, *, agree: Agree | None = None) -> Measured:
         """Measure: every shape once a cycle, the least of each, as what else runs only adds.
 
         As many cycles as a second has room for, 2 to 9; up to 18 where samples are spoiled, so that
         hardly any shape has none that is not, but then they end after four seconds. The first ones
-        also have prompt pieces, which tell more of themselves as they run.
+        also have prompt pieces, which tell more of themselves as they run. On a device pieces of
+        other sizes run before, so that later ones do not wait for their kernels to be compiled.
 
         Args:
             agree: makes one list of all ranks' lists of microseconds (their maxima).
@@ -140,6 +150,9 @@ class CostProbe:
         try:
             for slot in range(self._num_slots):
                 self._prefill(slot, each[slot])
+            if self._loaded_rows:
+                self._time_pieces(self._loaded_rows, pages[num_pages:])  # whatever that is
+                self._prefill(1, each[1])
             measured, is_steady = self._cycles(each, pages[num_pages:])
         finally:
             self._pool.release(pages)
@@ -160,7 +173,7 @@ class CostProbe:
             if len(cycles) > 1:
                 cycles_s += ended_s - began_s
             if self._piece_rows and (len(pieces) < _LEAST_CYCLES or pieces_s < _PIECES_S):
-                pieces.append(self._time_pieces(piece_pages))
+                pieces.append(self._time_pieces(self._piece_rows, piece_pages))
                 self._prefill(1, pages[1])
                 pieces_s += self._clock() - ended_s
             missing = cycles_missing(cycles)
@@ -168,12 +181,12 @@ class CostProbe:
             if missing == 0 or is_late or len(cycles) >= _MOST_NOISY_CYCLES:
                 return _least(cycles) | _least(pieces or [{}]), missing == 0
 
-    def _time_pieces(self, pages: Sequence[int]) -> dict[Shape, int]:
+    def _time_pieces(self, sizes: Sequence[int], pages: Sequence[int]) -> dict[Shape, int]:
         """Microseconds of rounds with a piece at the beginning of slot 1, once."""
         windows = self._plan([(0, self._first, self._rows)]).windows
         ops = (BindPages(slot=1, pages=tuple(pages)),)
         found: dict[Shape, int] = {}
-        for rows in self._piece_rows:
+        for rows in sizes:
             plan = self._plan([(1, 0, rows)], ops, prompt_end=rows)._replace(windows=windows)
             began_s = self._timer()
             self._runner.run(plan, {0: _RULE})

@@ -183,6 +183,11 @@ class Runner:
         return self._cuda is None and self._is_alone
 
     @property
+    def loads_kernels(self) -> bool:
+        """Whether numbers of rows that never came before may wait for a compiler: on a device."""
+        return self._cuda is not None
+
+    @property
     def follows_rules(self) -> bool:
         """Whether tokens are chosen by rules on a device; else rules given to it are not read."""
         return self._rounds is not None

@@ -42,6 +42,7 @@ class BegunPieces:
         self._next = 0
         self._layer_s = None if expected_s is None else expected_s / depth
         self._timed_s, self._timed_layers = 0.0, 0
+        self._are_all = True
 
     @property
     def is_over(self) -> bool:
@@ -50,8 +51,11 @@ class BegunPieces:
 
     @property
     def seconds(self) -> float | None:
-        """What all layers take, as those that were timed; None while none was."""
-        if not self._timed_layers:
+        """What all layers take, as those that were timed.
+
+        None while none was, and where pieces have left: the layers behind them take less.
+        """
+        if not self._timed_layers or not self._are_all:
             return None
         return self._timed_s * self.depth / self._timed_layers
 
@@ -77,4 +81,5 @@ class BegunPieces:
 
     def drop(self, slot: int) -> None:
         """A request is over."""
+        self._are_all = False
         self.pieces = tuple(piece for piece in self.pieces if piece.slot != slot)

@@ -13,7 +13,7 @@ from tests.fake_model import FakeModel
 from twinspark.config import paths
 from twinspark.config.engine import EngineConfig
 from twinspark.config.env import cache_home
-from twinspark.engine.cost_file import cost_key, load_or_measure
+from twinspark.engine.cost_file import cost_key, load_or_measure, settle_costs
 from twinspark.engine.cost_probe import CostProbe, Measured, cycles_missing
 from twinspark.engine.costs import DEFAULT_COSTS, CostTable, filled
 from twinspark.engine.pool import PagePool
@@ -187,7 +187,6 @@ def test_the_key_holds_what_times_depend_on(tmp_path):
     (tmp_path / "a.safetensors").write_bytes(b"12")
     keys = [cost_key(EngineConfig(), tmp_path, context_tokens=100)]
     keys.append(cost_key(EngineConfig(slots=2), tmp_path, context_tokens=100))
-    keys.append(cost_key(EngineConfig(prefill_chunk=64), tmp_path, context_tokens=100))
     keys.append(cost_key(EngineConfig(), tmp_path, context_tokens=101))
     (tmp_path / "a.safetensors").write_bytes(b"123")
     keys.append(cost_key(EngineConfig(), tmp_path, context_tokens=100))
@@ -199,16 +198,37 @@ def test_the_key_holds_what_times_depend_on(tmp_path):
     assert str(tmp_path) not in "".join(texts)
 
 
-def test_pieces_are_measured_small_where_memory_is_watched(tmp_path):
+@pytest.mark.parametrize(
+    ("rows", "on_device", "watched", "expected"),
+    [
+        (4096, True, None, (256, 1024)), (4096, False, None, (32, 128)), (24, False, None, (6, 24)),
+        (4096, True, "memory_target_bytes", (32, 128)), (24, True, "memory_floor_bytes", (6, 24)),
+    ],
+)  # fmt: skip
+def test_pieces_are_measured_small_where_memory_is_watched_or_rows_take_the_time(
+    rows, on_device, watched, expected, tmp_path, monkeypatch
+):
+    made = probe(context=4096)
+    monkeypatch.setattr(Runner, "loads_kernels", on_device)
+    watches = {} if watched is None else {watched: 1 << 30}
+    speculation = SimpleNamespace(needs_costs=True, block=5, costs=None)
     (tmp_path / "config.json").write_text("{}")
+    settle_costs(
+        speculation, made.runner, made.pool,
+        config=EngineConfig(slots=4, prefill_chunk=rows, **watches),
+        model=SimpleNamespace(engram_max_ngram_size=4), context_tokens=4096,
+        tokenizer=SimpleNamespace(encode_plain=lambda text: [20, 30, 40]), pack=tmp_path,
+        folder=tmp_path,
+    )  # fmt: skip
+    assert speculation.costs.piece_rows == expected
 
-    def rows(**settings):
-        return cost_key(EngineConfig(**settings), tmp_path, context_tokens=9000)["prompt_rows"]
 
-    assert rows(prefill_chunk=4096) == 4096
-    for watched in ("memory_target_bytes", "memory_floor_bytes"):
-        assert rows(prefill_chunk=4096, **{watched: 1 << 30}) == 128
-        assert rows(prefill_chunk=24, **{watched: 1 << 30}) == 24
+def test_other_room_is_measured_otherwise():
+    found = [
+        probe(**room).probe.sizes for room in ({}, {"pages": 22}, {"pages": 3}, {"prompt_rows": 64})
+    ]
+    assert found[0] == {"measured_slots": 4, "measured_pieces": [32, 128]}
+    assert len({json.dumps(sizes) for sizes in found}) == 4
 
 
 def test_the_cache_folder_follows_xdg(tmp_path, monkeypatch):
@@ -279,7 +299,7 @@ def probe(
         runner, pool, text_ids=[20, 30, 40], slots=slots, context_tokens=context, max_rows=rows,
         prompt_rows=prompt_rows, block=block, history_tokens=3, timer=timer, clock=clock,
     )  # fmt: skip
-    return SimpleNamespace(probe=one, followers=followers, pool=pool, clock=clock)
+    return SimpleNamespace(probe=one, followers=followers, pool=pool, clock=clock, runner=runner)
 
 
 def test_the_probe_finds_the_costs():
@@ -311,6 +331,17 @@ def test_the_probe_finds_what_pieces_add_to_a_round(case, sizes):
     table, _ = made.probe.run()
     assert table.piece_rows == sizes
     assert table.piece_us == tuple(100 * rows for rows in sizes)
+    made.pool.check_integrity([])
+
+
+def test_a_device_runs_pieces_of_other_sizes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = probe().probe.run()
+    monkeypatch.setattr(Runner, "loads_kernels", True)
+    made = probe()
+    assert made.probe.run() == usual
+    sizes = [len(plan.pieces[0].ids) for plan in made.followers.plans if plan.is_mixed]
+    beside = [rows for rows in sizes if rows in (24, 100, 32, 128)]
+    assert beside[:4] == [24, 100, 32, 128] and beside.count(24) == 1
     made.pool.check_integrity([])
 
 

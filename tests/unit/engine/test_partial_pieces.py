@@ -3,6 +3,9 @@
 import pytest
 from tests.fake_model import FakeModel, Replies, run_all
 
+from twinspark.engine.plan import PlannedRows
+from twinspark.engine.slices import BegunPieces
+
 
 def ends_by_cancel(engine, names):
     for name in names:
@@ -77,3 +80,14 @@ def test_the_others_of_a_piece_go_on_when_one_leaves(engine, make_request, make_
         replies.take(engine.step())
     assert replies.summary("r2") == wanted
     assert engine._runner._partial._begun is None
+
+
+def test_pieces_that_lost_one_tell_nothing_of_what_they_take() -> None:
+    rows = [PlannedRows(slot=slot, first=0, ids=(5,) * 8, history=()) for slot in (0, 1)]
+    begun = BegunPieces(rows, units=16.0, num_layers=4, depth=4, expected_s=None)
+    begun.took(begun.next_layers(0.0), 0.5)
+    assert begun.seconds == 2.0
+    begun.drop(1)
+    begun.took(begun.next_layers(None), 0.75)
+    assert begun.is_over and begun.seconds is None
+    assert [piece.slot for piece in begun.pieces] == [0]
