@@ -50,7 +50,7 @@ def settle_costs(
     pack: Path,
     folder: Path,
 ) -> None:
-    """Give an idle engine's drafting its prices, from the file or by measuring now.
+    """Give an idle engine its prices of rounds and pieces, from the file or by measuring now.
 
     Args:
         speculation: takes the prices; nothing happens if it needs none.

@@ -40,14 +40,16 @@ TEXT_TOKENS = 256
 MOST_SLOTS = 8
 MOST_PIECE_ROWS = 1024
 LEAST_PIECE_ROWS = 8
-LOADED_ROWS = (24, 100, 200, 400)
-"""Pieces that a device runs once, besides those that are timed: others take the same kernels."""
+LOADED_ROWS = (20, 44, 52, 64, 100, 200, 400)
+"""Pieces that a device runs once, besides those that are timed, as far as they are smaller: others
+take the same kernels."""
 
 _LEAST_CYCLES, _MOST_CYCLES, _MOST_NOISY_CYCLES = 2, 9, 18
 _QUIET_S = 1.0  # what all cycles take where nothing else runs; few are made of slow rounds
 _NOISY_S = 4.0  # what they may take after the first, which also records and loads
 _PIECES_S = 1.0  # what samples of pieces may take; two cycles have some in any case
 _SPOILED = 1.5  # a sample of more times the least of its shape
+_LEAST_PART = 0.05  # of a window's time that a piece adds, if what it adds is to be believed
 _RISK = 1e-3  # that a shape has spoiled samples only
 
 # as most requests are: nothing but the rows decides, so that a device chooses where one can
@@ -151,7 +153,8 @@ class CostProbe:
             for slot in range(self._num_slots):
                 self._prefill(slot, each[slot])
             if self._loaded_rows:
-                self._time_pieces(self._loaded_rows, pages[num_pages:])  # whatever that is
+                for rows in self._loaded_rows:
+                    self._runner.run(self._piece(rows, pages[num_pages:]))
                 self._prefill(1, each[1])
             measured, is_steady = self._cycles(each, pages[num_pages:])
         finally:
@@ -173,21 +176,26 @@ class CostProbe:
             if len(cycles) > 1:
                 cycles_s += ended_s - began_s
             if self._piece_rows and (len(pieces) < _LEAST_CYCLES or pieces_s < _PIECES_S):
-                pieces.append(self._time_pieces(self._piece_rows, piece_pages))
+                pieces.append(self._time_pieces(piece_pages))
                 self._prefill(1, pages[1])
                 pieces_s += self._clock() - ended_s
             missing = cycles_missing(cycles)
             is_late = cycles_s > _NOISY_S and len(cycles) >= _LEAST_CYCLES
             if missing == 0 or is_late or len(cycles) >= _MOST_NOISY_CYCLES:
-                return _least(cycles) | _least(pieces or [{}]), missing == 0
+                is_steady = missing == 0 and _are_alike(pieces)
+                return _least(cycles) | _least(pieces or [{}]), is_steady
 
-    def _time_pieces(self, sizes: Sequence[int], pages: Sequence[int]) -> dict[Shape, int]:
-        """Microseconds of rounds with a piece at the beginning of slot 1, once."""
-        windows = self._plan([(0, self._first, self._rows)]).windows
+    def _piece(self, rows: int, pages: Sequence[int]) -> StepPlan:
+        """A piece at the beginning of slot 1."""
         ops = (BindPages(slot=1, pages=tuple(pages)),)
+        return self._plan([(1, 0, rows)], ops, prompt_end=rows)
+
+    def _time_pieces(self, pages: Sequence[int]) -> dict[Shape, int]:
+        """Microseconds of rounds with a piece, once."""
+        windows = self._plan([(0, self._first, self._rows)]).windows
         found: dict[Shape, int] = {}
-        for rows in sizes:
-            plan = self._plan([(1, 0, rows)], ops, prompt_end=rows)._replace(windows=windows)
+        for rows in self._piece_rows:
+            plan = self._piece(rows, pages)._replace(windows=windows)
             began_s = self._timer()
             self._runner.run(plan, {0: _RULE})
             found[0, rows] = max(1, round(1e6 * (self._timer() - began_s)))
@@ -278,6 +286,15 @@ def _least(cycles: Sequence[Mapping[Shape, int]]) -> dict[Shape, int]:
     return {shape: min(cycle[shape] for cycle in cycles) for shape in cycles[0]}
 
 
+def _are_alike(cycles: Sequence[Mapping[Shape, int]]) -> bool:
+    """Whether the two least samples of every shape are: one alone may be a spoiled one."""
+    return all(
+        second <= _SPOILED * first
+        for shape in (cycles[0] if cycles else ())
+        for first, second in [sorted(cycle[shape] for cycle in cycles)[:2]]
+    )
+
+
 def _likeliest(_request: int, _place: int, logits_V: Logits) -> int:
     return int(np.argmax(logits_V))
 
@@ -286,15 +303,19 @@ def _table(measured: Mapping[Shape, int]) -> CostTable:
     one = {rows: us for (windows, rows), us in measured.items() if windows == 1 and rows > 0}
     singles = {windows: us for (windows, rows), us in measured.items() if rows == 1}
     passes = {windows: us for (windows, rows), us in measured.items() if rows == 0}
-    pieces = {rows: us - one[max(one)] for (windows, rows), us in measured.items() if windows == 0}
-    slot_us = max(0, measured[2, 4] - one[8]) if (2, 4) in measured else 0
+    slot_us = max(0, measured[2, 4] - one[8]) if (2, 4) in measured and 8 in one else 0
     points = dict(one)
     for (windows, rows), us in measured.items():
         if windows > 1 and rows > 4:
             points[windows * rows] = max(1, us - slot_us)
+    rows_us = filled(points)
+    widest_us = rows_us[max(one) - 1]
+    pieces = {rows: us - widest_us for (windows, rows), us in measured.items() if windows == 0}
+    if any(us < _LEAST_PART * widest_us for us in pieces.values()):
+        pieces = {}  # noise of the window's: what pieces take is learned as they run
     return CostTable(
         single_us=filled(singles),
-        rows_us=filled(points),
+        rows_us=rows_us,
         slot_us=slot_us,
         draft_us=filled(passes) if passes else (),
         piece_rows=tuple(sorted(pieces)),

@@ -162,9 +162,9 @@ def _make_engine(
             model, tokenizer, config, followers=RankLeader(team), meter=RanksMemory(team)
         )
     report("preparing caches", 1.0)
-    report("measuring speeds for drafting", 0.0)
+    report("measuring speeds of rounds and prompts", 0.0)
     engine.settle_costs(pack.path)
-    report("measuring speeds for drafting", 1.0)
+    report("measuring speeds of rounds and prompts", 1.0)
     return engine
 
 

@@ -13,9 +13,11 @@ from tests.fake_model import FakeModel
 from twinspark.config import paths
 from twinspark.config.engine import EngineConfig
 from twinspark.config.env import cache_home
+from twinspark.engine import cost_file
 from twinspark.engine.cost_file import cost_key, load_or_measure, settle_costs
 from twinspark.engine.cost_probe import CostProbe, Measured, cycles_missing
 from twinspark.engine.costs import DEFAULT_COSTS, CostTable, filled
+from twinspark.engine.pace import Pace
 from twinspark.engine.pool import PagePool
 from twinspark.engine.runner import NoFollowers, Runner
 from twinspark.errors import FormatError
@@ -340,8 +342,8 @@ def test_a_device_runs_pieces_of_other_sizes_first(monkeypatch: pytest.MonkeyPat
     made = probe()
     assert made.probe.run() == usual
     sizes = [len(plan.pieces[0].ids) for plan in made.followers.plans if plan.is_mixed]
-    beside = [rows for rows in sizes if rows in (24, 100, 32, 128)]
-    assert beside[:4] == [24, 100, 32, 128] and beside.count(24) == 1
+    found = [rows for rows in sizes if rows in (20, 44, 52, 100, 32, 128)]
+    assert found[:6] == [20, 44, 52, 100, 32, 128] and found.count(20) == 1
     made.pool.check_integrity([])
 
 
@@ -354,9 +356,26 @@ def test_pieces_of_a_slow_machine_are_measured_twice():
     assert {plan.pieces[0].slot for plan in beside} == {1}
 
 
-def test_a_piece_that_seems_to_cost_nothing_has_a_price():
+def test_a_piece_that_seems_to_cost_nothing_has_no_price():
     ticks = iter(range(1_000_000))
-    assert probe(timer=lambda: 0.002 * next(ticks)).probe.run().table.piece_us == (1, 1)
+    table = probe(timer=lambda: 0.002 * next(ticks)).probe.run().table
+    assert table.pieces() == []
+
+
+def test_pieces_whose_samples_differ_are_measured_again_at_the_next_start():
+    made = probe(scale=100.0)  # slow: two samples a piece
+    usual, seen = made.followers.step, []
+
+    def step(plan):
+        if plan.windows and plan.pieces and len(plan.pieces[0].ids) == 128:
+            seen.append(plan)
+            made.clock.now += 10.0 * (len(seen) == 1)
+        usual(plan)
+
+    made.followers.step = step
+    table, is_steady = made.probe.run()
+    assert len(seen) == 2 and not is_steady
+    assert table.piece_us == (320_000, 1_280_000)
 
 
 def test_a_slow_machine_is_measured_twice():
@@ -436,7 +455,8 @@ def test_one_rank_on_a_cpu_counts_when_its_thread_runs():
 @pytest.mark.parametrize(
     "case",
     [
-        {"slots": 1}, {"slots": 2}, {"rows": 1}, {"rows": 3}, {"block": 0}, {"context": 2},
+        {"slots": 1}, {"slots": 2}, {"rows": 1}, {"rows": 3}, {"rows": 4}, {"block": 0},
+        {"context": 2}, {"slots": 3, "context": 10, "page_tokens": 2, "pages": 7},
         {"context": 20, "page_tokens": 2}, {"pages": 3}, {"pages": 1}, {"slots": 64},
         {"page_tokens": 256, "pages": 5},
     ],
@@ -461,3 +481,26 @@ def test_pages_come_back_when_measuring_fails():
     with pytest.raises(ZeroDivisionError):
         made.probe.run()
     made.pool.check_integrity([])
+
+
+def test_an_engine_that_settles_its_costs_knows_what_pieces_take(
+    make_engine, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(cost_file, "load_or_measure", lambda *_, **__: TABLE)
+    (tmp_path / "config.json").write_text("{}")
+    engine = make_engine()
+    assert engine._scheduler._pace.unit_s is None
+    engine.settle_costs(tmp_path)
+    assert engine._scheduler._pace.unit_s is not None and engine._speculation.costs == TABLE
+
+
+def test_the_first_piece_of_a_process_tells_only_where_nothing_else_does():
+    priced, unpriced = (Pace(fair_share=0.5, num_layers=40) for _ in range(2))
+    priced.expect_pieces([(256, 0.1), (1024, 0.2)])
+    before = priced.unit_s
+    for pace in (priced, unpriced):
+        pace.observe_piece(20.0, units=1024, depth=40)  # it loaded what pieces need
+    assert priced.unit_s == before and unpriced.unit_s == 20.0 / 1024
+    for pace in (priced, unpriced):
+        pace.observe_piece(0.4, units=1024, depth=40)
+    assert priced.unit_s != before and unpriced.unit_s < 20.0 / 1024
