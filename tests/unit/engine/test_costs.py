@@ -399,6 +399,13 @@ def test_bursts_of_noise_leave_prices_as_they_are(scale):
     assert pieces_spoiled <= 10, "they correct themselves when some have run"
 
 
+def test_bursts_of_noise_do_not_make_rounds_take_longer_to_measure():
+    for seed in range(100):  # no room for pieces
+        made = probe(scale=5.0, noise=Bursts(seed), prompt_rows=7)
+        made.probe.run()
+        assert made.clock.now < 6.0
+
+
 def test_a_first_cycle_that_records_is_made_good():
     """As on a device: nothing of it counts where rounds are so slow that few are run."""
     made = probe(scale=100.0, noise=lambda: 20.0 if len(made.followers.passes) < 2 else 1.0)

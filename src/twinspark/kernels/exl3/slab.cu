@@ -59,13 +59,7 @@ extern "C" __global__ void __launch_bounds__(128) exl3_rotate_wide(
   hadamard_wide<8>(v);
   if (row >= M) return;
   u16* to = out + (((u64)(row / ROWS) * (K / 8) + k / 8) * ROWS + row % ROWS) * 8;
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    const float* run = v + 8 * i;
-    *(uint4*)(to + (u64)4 * i * ROWS * 8) = make_uint4(
-        to_finite_half2(run[0], run[1]), to_finite_half2(run[2], run[3]),
-        to_finite_half2(run[4], run[5]), to_finite_half2(run[6], run[7]));
-  }
+  store_runs(v, to, 4 * ROWS * 8);
 }
 
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

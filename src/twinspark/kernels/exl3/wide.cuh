@@ -31,6 +31,16 @@ __device__ __forceinline__ void hadamard_wide(float v[32]) {
 #pragma unroll
   for (int i = 0; i < 32; i++) v[i] *= INV_SQRT128;
 }
+// Runs of 8 values as fp16, `step` apart.
+__device__ __forceinline__ void store_runs(const float v[32], u16* to, u64 step) {
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const float* run = v + 8 * i;
+    *(uint4*)(to + i * step) = make_uint4(
+        to_finite_half2(run[0], run[1]), to_finite_half2(run[2], run[3]),
+        to_finite_half2(run[4], run[5]), to_finite_half2(run[6], run[7]));
+  }
+}
 __device__ __forceinline__ void scale_wide(float v[32], const u16* scales) {  // fp16, the lane's first
 #pragma unroll
   for (int i = 0; i < 8; i++) scale_four(v + 4 * i, *(const uint2*)(scales + 16 * i));

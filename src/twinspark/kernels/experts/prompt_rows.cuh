@@ -12,16 +12,9 @@
 #define ACT_BLOCKS (WGMMA ? 5 : 2)
 #define ADD_BLOCKS (WGMMA ? 5 : 2)
 
-__device__ __forceinline__ void copy_16(u32 to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-__device__ __forceinline__ void copy_16_or_zeros(u32 to, const void* from, bool is_here) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_here ? 16 : 0) : "memory");
-}
-__device__ __forceinline__ void end_of_piece() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // All that a warp asked for, but the last LEFT pieces, is there for all of its lanes.
 template <int LEFT> __device__ __forceinline__ void wait_for_piece() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+  wait_for_copies<LEFT>();
   __syncwarp();
 }
 // Said to be one for all lanes, so that it is kept in a uniform register.
@@ -49,13 +42,7 @@ __device__ __forceinline__ void scale_runs(float v[32], const u16* scales) {  //
 // Rotates and rounds to fp16; runs of 8 go 256 apart.
 __device__ __forceinline__ void rotate_runs(float v[32], u16* to) {
   hadamard_wide<8>(v);
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    const float* run = v + 8 * i;
-    *(uint4*)(to + 256 * i) = make_uint4(
-        to_finite_half2(run[0], run[1]), to_finite_half2(run[2], run[3]),
-        to_finite_half2(run[4], run[5]), to_finite_half2(run[6], run[7]));
-  }
+  store_runs(v, to, 256);
 }
 // Where a lane's 32 values of a part of a group of 8 rows go.
 __device__ __forceinline__ u64 tiled(int group, int part, int groups) {
@@ -65,7 +52,7 @@ __device__ __forceinline__ u64 tiled(int group, int part, int groups) {
 // 128 sums of 8 rows to lines in shared memory; `from` is the lane's four of the first row.
 __device__ __forceinline__ void ask_for_sums(u32 to, const float* from, int pitch) {
 #pragma unroll
-  for (int r = 0; r < 8; r++, from += pitch) copy_16(to + r * SUMS_LINE, from);
+  for (int r = 0; r < 8; r++, from += pitch) copy_async(to + r * SUMS_LINE, from);
 }
 
 // Eight fp16 numbers to fp32 in shared memory.
@@ -105,10 +92,10 @@ extern "C" __global__ void __launch_bounds__(32 * ROW_WARPS, ROTATE_BLOCKS) expe
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       const int its_row = __shfl_sync(0xffffffffu, row, 8 * u + 2 * j + (lane >> 4));
-      copy_16_or_zeros(to + 2 * j * ROTATED_LINE, x + (u64)max(its_row, 0) * inputs + k, its_row >= 0);
+      copy_async(to + 2 * j * ROTATED_LINE, x + (u64)max(its_row, 0) * inputs + k, its_row >= 0);
     }
-    copy_16(scales_to, from_lane(suh, (lane & 16) + u) + k);
-    end_of_piece();
+    copy_async(scales_to, from_lane(suh, (lane & 16) + u) + k);
+    end_copies();
   };
   ask(0);
 #pragma unroll 1
@@ -208,16 +195,16 @@ extern "C" __global__ void __launch_bounds__(32 * ROW_WARPS, ACT_BLOCKS) experts
     if (u < num) {
       ask_for_sums(to, from, width);
       const u32 at = scales_to + (u & 1) * 3 * SCALES;
-      copy_16(at, from_lane(scale, (lane >> 4) * 8 + u) + 8 * (lane & 15));
+      copy_async(at, from_lane(scale, (lane >> 4) * 8 + u) + 8 * (lane & 15));
       const u16* down = from_lane(scale, 16 + u);
-      if (lane < 16) copy_16(at + 2 * SCALES, down + 8 * lane);
+      if (lane < 16) copy_async(at + 2 * SCALES, down + 8 * lane);
     }
-    end_of_piece();
+    end_copies();
   };
   auto ask_up = [&](int u) {
     if (u < num) ask_for_sums(to + 8 * SUMS_LINE, from + (u64)groups * 8 * width, width);
     from += 8 * width;
-    end_of_piece();
+    end_copies();
   };
   const float* mine = (const float*)(room + (lane >> 2) * SUMS_LINE) + 8 * (lane & 3);
   ask_gate(0);
@@ -287,14 +274,14 @@ extern "C" __global__ void __launch_bounds__(32 * ROW_WARPS, ADD_BLOCKS) experts
       const int from[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
       for (int r = 0; r < 4; r++)
-        if (from[r] >= 0) copy_16(to + (4 * half + r) * SUMS_LINE, here + (u64)(u32)from[r] * pitch);
+        if (from[r] >= 0) copy_async(to + (4 * half + r) * SUMS_LINE, here + (u64)(u32)from[r] * pitch);
 #pragma unroll
       for (int r = 0; r < 4; r += 2)
         if ((lane < 16 ? from[r] : from[r + 1]) >= 0)
-          copy_16(scales_to + (8 * odd + 4 * half + r) * ROTATED_LINE,
+          copy_async(scales_to + (8 * odd + 4 * half + r) * ROTATED_LINE,
               its_scales[4 * half + r] + from_column + 8 * (lane & 15));
     }
-    end_of_piece();
+    end_copies();
   };
   if (num > 0 && column < end) ask(0, column, 0);
   int odd = 0;

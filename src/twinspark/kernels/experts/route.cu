@@ -89,14 +89,6 @@ __device__ __forceinline__ void store_logits(
     }
 }
 
-__device__ __forceinline__ void copy_async(u32 to, const void* from, bool is_here) {  // zeros where it is not
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_here ? 16 : 0) : "memory");
-}
-__device__ __forceinline__ void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int LEFT> __device__ __forceinline__ void wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
-}
-
 #if WIDE
 #include "wgmma.cuh"
 #include "route_wide.cuh"
