@@ -52,12 +52,17 @@ def check_records(graphs):
 def test_work_that_reads_a_value(caplog):
     graphs, before = Graphs(DEVICE, nullcontext), torch.cuda.current_stream()
     x = torch.ones(4, device=DEVICE)
+    torch.manual_seed(7)
+    random = torch.rand(8, device=DEVICE), torch.rand(8, device=DEVICE)
+    torch.manual_seed(7)
+    assert torch.equal(torch.rand(8, device=DEVICE), random[0])
     with caplog.at_level(logging.WARNING):
         found = graphs.record(lambda: (x * float(x.sum()),))
     assert isinstance(found, Launched)
     assert "cannot be recorded" in caplog.text
     assert torch.cuda.current_stream() == before
     assert not torch.cuda.is_current_stream_capturing()
+    assert torch.equal(torch.rand(8, device=DEVICE), random[1])  # they go on where they were
     x.fill_(3)
     assert found.replay()[0].tolist() == [36.0] * 4
     (there,) = upload([torch.arange(1000)], DEVICE)

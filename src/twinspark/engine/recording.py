@@ -103,6 +103,9 @@ class Graphs:
             RuntimeError: the device itself has failed, so nothing can be launched either.
         """
         torch.cuda.set_stream(caller)  # torch goes back only where a recording ends well
+        # its random numbers the same: the device's generator would give none but to recordings
+        generator: Any = torch.cuda.default_generators[caller.device_index]
+        generator.graphsafe_set_state(generator.clone_state())
         with suppress(RuntimeError):  # its allocator the same, which refuses to end twice
             end: Any = torch._C._cuda_endAllocateToPool
             end(caller.device_index, self._pool)

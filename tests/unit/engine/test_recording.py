@@ -78,6 +78,12 @@ class Cuda:
     def set_stream(self, stream):
         self.current = stream
 
+    def clone_state(self):
+        return "free"
+
+    def graphsafe_set_state(self, state):
+        self.random_state = state
+
     def synchronize(self):
         if self.lost:
             raise RuntimeError("an illegal memory access was encountered")
@@ -95,6 +101,7 @@ def cuda(monkeypatch):
         "current_stream": lambda: found.current,
         "set_stream": found.set_stream,
         "synchronize": found.synchronize,
+        "default_generators": (found,) * (DEVICE.index + 1),
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", found.end, raising=False)
@@ -124,6 +131,7 @@ def test_work_that_reads_a_value_is_launched_from_then_on(cuda, caplog):
     assert isinstance(found, Launched) and isinstance(again, Launched)
     assert found.replay()[0] == 1
     assert cuda.current is cuda.caller  # torch has left the one of the recording
+    assert cuda.random_state == "free"
     assert cuda.ends == [(0, 1)] and len(cuda.recording) == 1  # the second was not tried
     (said,) = caplog.messages
     assert "cannot be recorded (operation not permitted when stream is capturing);" in said
