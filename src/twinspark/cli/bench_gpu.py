@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 GROUPS = ("products", "experts", "attention", "index", "head", "residual", "plain")
 _CHUNK_CONTEXT = 32768
 _MOST_CHUNK = 8192
+_MOST_ENGINE_PROMPT = 1 << 18
 
 
 def register(app: typer.Typer) -> None:
@@ -98,6 +99,15 @@ def rank(
     chunk: Annotated[
         str, typer.Option(help="Rows of prompt pieces, with commas; 0 leaves them out.")
     ] = "64,1024,4096",
+    engine_prompt: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=_MOST_ENGINE_PROMPT,
+            help="Also run an engine of four slots on it, with a prompt of so many tokens alone "
+            "and beside three streams; 0 leaves that out.",
+        ),
+    ] = 16384,
     device: Annotated[int, typer.Option(min=0, help="Number of the CUDA device.")] = 0,
     json: Annotated[Path | None, typer.Option(help="Also write the figures to this file.")] = None,
 ) -> None:
@@ -120,38 +130,57 @@ def rank(
     facts = device_facts()
     keep_cubins_in(compiled_kernels_path())
     cells: list[RankCell] = []
+    engine: list[dict[str, Any]] = []
     try:
-        for cell in _measure_rank(tp, rank, counts, context, pieces, device):
+        made = _made_rank(tp, rank, device)
+        for cell in _measure_rank(made, counts, context, pieces):
             cells.append(cell)
             print(_rank_line(cell), flush=True)
+        if engine_prompt:
+            engine.extend(_measure_engine(made, context, engine_prompt))  # what came is kept
     finally:
         if json is not None and cells:
-            write_json(json, report(cells, {**stamp(facts), "tp": tp, "rank": rank}))
+            result = report(cells, {**stamp(facts), "tp": tp, "rank": rank})
+            write_json(json, {**result, "engine": engine})
 
 
-def _measure_rank(
-    tp: int, rank: int, rows: list[int], context: int, pieces: list[int], device: int
-) -> "Iterator[RankCell]":
+def _made_rank(tp: int, rank: int, device: int) -> "Rank":
     import torch
 
-    from twinspark.bench.rank import (
-        build_rank,
-        fill_caches,
-        measure_chunk,
-        measure_draft,
-        measure_round,
-    )
-    from twinspark.cache.view import Caches
+    from twinspark.bench.rank import build_rank
 
     torch.cuda.set_device(device)
-    place = torch.device("cuda", device)
-    made: Rank = build_rank(place, ranks=tp, rank=rank)
+    made = build_rank(torch.device("cuda", device), ranks=tp, rank=rank)
     say(
         f"{made.weights.packed_bytes / 1e9:.1f} GB of random weights after {made.load_s:.0f} s; "
         f"{torch.cuda.memory_allocated() / 1e9:.1f} GB in use"
     )
+    return made
+
+
+def _measure_engine(made: "Rank", context: int, prompt_tokens: int) -> Iterator[dict[str, Any]]:
+    from twinspark.bench.rank_engine import engine_of, figures_line, measure_engine
+    from twinspark.config.paths import demo_pack_path
+    from twinspark.text.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.from_file(demo_pack_path() / "tokenizer.json")
+    engine = engine_of(made, tokenizer, context=context, prompt_tokens=prompt_tokens)
+    try:
+        for name, found in measure_engine(engine, context=context, prompt_tokens=prompt_tokens):
+            print(figures_line(name, found), flush=True)
+            yield {"name": name, **found}
+    finally:
+        engine.close()
+
+
+def _measure_rank(
+    made: "Rank", rows: list[int], context: int, pieces: list[int]
+) -> "Iterator[RankCell]":
+    from twinspark.bench.rank import fill_caches, measure_chunk, measure_draft, measure_round
+    from twinspark.cache.view import Caches
+
     most = max([context + 64, *(_CHUNK_CONTEXT + count for count in pieces)])
-    caches = Caches(made.model.config, 4, most, store="packed", device=place)
+    caches = Caches(made.model.config, 4, most, store="packed", device=made.model.device)
     longest = max(context, _CHUNK_CONTEXT if pieces else 0)
     fill_caches(made, caches, [longest, *[context] * 3])
     for count in rows:
