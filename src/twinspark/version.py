@@ -1,3 +1,54 @@
-"""The version, for packs, statistics and `--version`. Nothing is imported here."""
+"""The version, for packs, statistics and `--version`, and which source exactly is running.
+
+Nothing of the package is imported here.
+"""
+
+import subprocess
+from functools import cache
+from pathlib import Path
 
 VERSION = "0.1.0.dev0"
+
+_SOURCES = (".py", ".cu", ".cuh")
+_GIT_S = 5.0
+
+
+@cache
+def code_digest() -> str:
+    """Digest of the package's own sources, kernels among them: ranks must have the same."""
+    import blake3
+
+    root = Path(__file__).resolve().parent
+    hasher = blake3.blake3()
+    for path in sorted(path for path in root.rglob("*") if path.suffix in _SOURCES):
+        content = path.read_bytes()
+        hasher.update(f"{path.relative_to(root).as_posix()}\n{len(content)}\n".encode())
+        hasher.update(content)
+    return str(hasher.hexdigest())[:16]
+
+
+def commit() -> str | None:
+    """The commit of the checkout that is running, "+" behind it where sources differ from it.
+
+    None where the package is installed elsewhere than in its repository, or git is not there.
+    """
+    package = Path(__file__).resolve().parent
+    try:
+        top = _git(package, "rev-parse", "--show-toplevel")
+        if Path(top).resolve() / "src" / "twinspark" != package:
+            return None  # another repository, around the environment it is installed in
+        changed = _git(package, "status", "--porcelain", "--", ".")
+        return _git(package, "rev-parse", "--short=7", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def source_facts() -> dict[str, str | None]:
+    """What figures are told to be of: version, commit, and digest of the code."""
+    return {"twinspark": VERSION, "commit": commit(), "code": code_digest()}
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_S, check=True)
+    return found.stdout.strip()

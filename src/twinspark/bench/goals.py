@@ -12,7 +12,7 @@ from twinspark.bench.engine import Cell
 from twinspark.bench.overhead import Overhead
 from twinspark.bench.round_host import RoundHost
 from twinspark.bench.stall import Stall
-from twinspark.version import VERSION
+from twinspark.version import source_facts
 
 CODE = "code"
 ENDLESS = ("code", "prose")  # texts whose streams all run to the same length
@@ -153,7 +153,7 @@ def report(
     return {
         "what": "twinspark bench engine",
         "date": date,
-        "version": VERSION,
+        **source_facts(),
         "pack": pack,
         "device": device or f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
         "ranks": ranks,

@@ -17,7 +17,7 @@ from torch import Tensor
 from twinspark.bench.graphs import capture_calls, time_in_turn
 from twinspark.errors import KernelUnsupported
 from twinspark.kernels.cuda.compile import compiler_version
-from twinspark.kernels.cuda.launch import why_not_launch
+from twinspark.kernels.cuda.launch import peak_clock_mhz, why_not_launch
 from twinspark.kernels.exl3 import Codebook, Exl3Matrix, decode_matrix, hadamard128
 from twinspark.kernels.exl3.cuda import CudaExl3, exl3_rows, prepare_exl3_cuda
 
@@ -113,6 +113,7 @@ def device_facts() -> dict[str, str | int]:
         "torch": torch.__version__,
         "cuda": str(torch.version.cuda),
         "compiler": ".".join(map(str, compiler_version())),
+        "clock_mhz": peak_clock_mhz(torch.cuda.current_device()),
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from twinspark.bench.goals import Goal
 from twinspark.bench.masks import MaskFigures
 from twinspark.bench.server import Compared, middle
-from twinspark.version import VERSION
+from twinspark.version import source_facts
 
 LEAST_RATIO = 0.5
 MOST_CPU_US = 25.0
@@ -72,7 +72,7 @@ def report(
     return {
         "what": "twinspark bench server",
         "date": date,
-        "version": VERSION,
+        **source_facts(),
         "machine": f"{platform.machine()}, load {load[0]:.1f} before and {load[1]:.1f} after",
         "python": platform.python_version(),
         "cells": [

@@ -14,7 +14,7 @@ import typer
 
 from twinspark.cli.console import check_writable, say
 from twinspark.errors import ConfigError
-from twinspark.version import VERSION
+from twinspark.version import source_facts
 
 if TYPE_CHECKING:
     from twinspark.bench.rank import Rank, RankCell
@@ -227,7 +227,7 @@ def _rank_line(cell: "RankCell") -> str:
 def stamp(facts: dict[str, Any]) -> dict[str, Any]:
     """What a result file starts with."""
     now = datetime.datetime.now(datetime.UTC)
-    return {"date": f"{now:%Y-%m-%d}", "twinspark": VERSION, **facts}
+    return {"date": f"{now:%Y-%m-%d}", **source_facts(), **facts}
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:

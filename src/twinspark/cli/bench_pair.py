@@ -19,7 +19,7 @@ from twinspark.cli.bench_gpu import counts_of, stamp, write_json
 from twinspark.cli.console import check_writable, say
 from twinspark.distributed.leaving import leave_quietly, leave_with_parent
 from twinspark.errors import ConfigError
-from twinspark.version import VERSION
+from twinspark.version import VERSION, code_digest
 
 if TYPE_CHECKING:
     import torch
@@ -142,7 +142,6 @@ def _rules(device: str, job: str) -> Any:
     import torch
 
     from twinspark.distributed.team import TeamRules
-    from twinspark.engine.ranks import code_digest
     from twinspark.model.device import device_kind
 
     traits = {

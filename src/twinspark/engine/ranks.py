@@ -13,7 +13,6 @@ import signal
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -31,7 +30,7 @@ from twinspark.errors import EngineDied, RankFailed, TwinSparkError
 from twinspark.pack.files import is_there, read_file
 from twinspark.pack.format import MANIFEST_NAME
 from twinspark.pack.reader import Pack, open_pack
-from twinspark.version import VERSION
+from twinspark.version import VERSION, code_digest
 
 if TYPE_CHECKING:
     from twinspark.distributed.team import FollowingTeam, LeadingTeam, TeamRules
@@ -252,18 +251,6 @@ def traits(pack: Pack, config: EngineConfig, job: str) -> dict[str, str]:
         if field.name not in OWN_SETTINGS:
             found[f"setting {field.name}"] = json.dumps(getattr(config, field.name))
     return found
-
-
-@cache
-def code_digest() -> str:
-    """Digest of the package's own sources."""
-    root = Path(__file__).resolve().parent.parent
-    hasher = blake3.blake3()
-    for path in sorted(root.rglob("*.py")):
-        content = path.read_bytes()
-        hasher.update(f"{path.relative_to(root).as_posix()}\n{len(content)}\n".encode())
-        hasher.update(content)
-    return str(hasher.hexdigest())[:16]
 
 
 def pack_digest(pack: Pack) -> str:

@@ -65,6 +65,13 @@ def shared_bytes(index: int) -> int:
     return int(properties.shared_memory_per_block_optin)
 
 
+def peak_clock_mhz(index: int) -> int:
+    """Fastest clock of a device's multiprocessors, MHz; under load it may be lower."""
+    driver = _driver()
+    kind = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CLOCK_RATE
+    return int(_checked(driver.cuDeviceGetAttribute(kind, index))) // 1000
+
+
 def on_device(device: torch.device) -> AbstractContextManager[Any]:
     """Make a CUDA device the current one; costs next to nothing where it is that already."""
     # torch.cuda.current_device() first looks whether CUDA is there: it is, with tensors on it

@@ -1,0 +1,75 @@
+"""Which source is running: a digest of all of it, and the commit where there is one."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from twinspark import version
+
+PACKAGE = Path(version.__file__).resolve().parent
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package of three files, in place of the one that is running."""
+    found = tmp_path / "src" / "twinspark"
+    found.mkdir(parents=True)
+    shutil.copy(PACKAGE / "version.py", found)
+    (found / "rows.cu").write_text("// one")
+    (found / "notes.md").write_text("one")
+    monkeypatch.setattr(version, "__file__", str(found / "version.py"))
+    version.code_digest.cache_clear()
+    yield found
+    version.code_digest.cache_clear()
+
+
+def digest():
+    version.code_digest.cache_clear()
+    return version.code_digest()
+
+
+def test_the_digest_is_of_kernels_too_and_of_nothing_else(package):
+    before = digest()
+    (package / "notes.md").write_text("two")
+    assert digest() == before
+    (package / "rows.cu").write_text("// two")
+    changed = digest()
+    assert changed != before
+    (package / "rows.cu").rename(package / "tiles.cu")
+    assert digest() not in (before, changed)
+
+
+def git(folder, *arguments):
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+    subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True)
+
+
+def test_the_commit_of_a_checkout(package):
+    top = package.parents[1]
+    git(top, "init", "-q")
+    git(top, "add", ".")
+    git(top, "commit", "-q", "-m", "one")
+    clean = version.commit()
+    assert len(clean) == 7
+    (top / "README.md").write_text("not a source")
+    assert version.commit() == clean
+    (package / "rows.cu").write_text("// two")
+    assert version.commit() == clean + "+"
+    assert version.source_facts()["commit"] == clean + "+"
+
+
+def test_the_commit_of_another_repository_is_not_ours(package, monkeypatch):
+    top = package.parents[1]
+    git(top, "init", "-q")
+    inside = top / "env" / "twinspark"
+    shutil.copytree(package, inside)
+    monkeypatch.setattr(version, "__file__", str(inside / "version.py"))
+    assert version.commit() is None
+
+
+def test_no_commit_without_git(package, monkeypatch):
+    assert version.commit() is None  # no repository
+    monkeypatch.setenv("PATH", "")
+    assert version.commit() is None
