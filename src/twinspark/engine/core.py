@@ -284,11 +284,14 @@ class Engine:
         ]
         return events
 
-    def settle_costs(self, pack: Path) -> None:
+    def settle_costs(
+        self, pack: Path, *, on_progress: Callable[[float], None] | None = None
+    ) -> None:
         """Give drafting and planning their prices, measured before or now. Call it while idle.
 
         Args:
             pack: folder of the model's pack.
+            on_progress: told how much is measured, 0 to 1; what it raises ends that.
         """
         settle_costs(
             self._speculation,
@@ -300,6 +303,7 @@ class Engine:
             tokenizer=self._tokenizer,
             pack=pack,
             folder=measured_costs_path(),
+            on_progress=on_progress,
         )
         self._scheduler.expect_pieces(self._speculation.costs.pieces())
 

@@ -11,6 +11,7 @@ import os
 import platform
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ import torch
 
 from twinspark.config.engine import CPU_PREFILL_CHUNK, EngineConfig
 from twinspark.config.model import ModelConfig
-from twinspark.engine.cost_probe import TEXT, CostProbe, Measured
+from twinspark.engine.cost_probe import TEXT, CostProbe, Measured, OnProgress
 from twinspark.engine.costs import CostTable
 from twinspark.engine.pool import PagePool
 from twinspark.engine.runner import Runner
@@ -49,6 +50,7 @@ def settle_costs(
     tokenizer: Tokenizer,
     pack: Path,
     folder: Path,
+    on_progress: OnProgress | None = None,
 ) -> None:
     """Give an idle engine its prices of rounds and pieces, from the file or by measuring now.
 
@@ -62,6 +64,7 @@ def settle_costs(
         tokenizer: of the pack.
         pack: its folder.
         folder: of the files.
+        on_progress: told how much has been measured, if anything is.
     """
     if not speculation.needs_costs:
         return
@@ -78,7 +81,9 @@ def settle_costs(
     )
     key = cost_key(config, pack, context_tokens=context_tokens)
     speculation.costs = load_or_measure(
-        probe.run, key={**key, **probe.sizes, "block": speculation.block}, folder=folder
+        partial(probe.run, on_progress=on_progress),
+        key={**key, **probe.sizes, "block": speculation.block},
+        folder=folder,
     )
 
 
@@ -186,6 +191,8 @@ def load_or_measure(
 
 
 def _read(path: Path, key: Mapping[str, Any]) -> _Kept:
+    if path.exists() and not path.is_file():
+        raise FormatError("it is no regular file")  # a pipe would be waited for
     document = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(document, dict) or document.get("format") != FILE_FORMAT:
         raise FormatError("not a file of measured costs, or of another version")

@@ -57,6 +57,8 @@ _RULE = ChoiceRule(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 
 Agree = Callable[[Sequence[int]], Sequence[int]]
 Clock = Callable[[], float]
+OnProgress = Callable[[float], None]
+"""Told how much is done, 0 to 1; what it raises ends the measuring."""
 Shape = tuple[int, int]
 """Windows, and rows of each; 0 rows is a draft pass, 0 windows a piece beside the widest window."""
 
@@ -134,7 +136,7 @@ class CostProbe:
         """What is measured, as far as it depends on the room there is."""
         return {"measured_slots": self._num_slots, "measured_pieces": list(self._piece_rows)}
 
-    def run(self, *, agree: Agree | None = None) -> Measured:
+    def run(self, *, agree: Agree | None = None, on_progress: OnProgress | None = None) -> Measured:
         """Measure: every shape once a cycle, the least of each, as what else runs only adds.
 
         As many cycles as a second has room for, 2 to 9; up to 18 where samples are spoiled, so that
@@ -144,7 +146,9 @@ class CostProbe:
 
         Args:
             agree: makes one list of all ranks' lists of microseconds (their maxima).
+            on_progress: called after everything that has run.
         """
+        progress = _Progress(on_progress, len(self._loaded_rows), len(self._shapes()))
         num_pages = self._num_slots * self._pages_each
         pages = self._pool.take(num_pages + self._pool.pages_for(max(self._piece_rows, default=0)))
         assert pages is not None, "counted above"
@@ -155,8 +159,9 @@ class CostProbe:
             if self._loaded_rows:
                 for rows in self._loaded_rows:
                     self._runner.run(self._piece(rows, pages[num_pages:]))
+                    progress.step()
                 self._prefill(1, each[1])
-            measured, is_steady = self._cycles(each, pages[num_pages:])
+            measured, is_steady = self._cycles(each, pages[num_pages:], progress)
         finally:
             self._pool.release(pages)
         if agree is not None:
@@ -164,14 +169,21 @@ class CostProbe:
         return Measured(_table(measured), is_steady)
 
     def _cycles(
-        self, pages: Sequence[Sequence[int]], piece_pages: Sequence[int]
+        self,
+        pages: Sequence[Sequence[int]],
+        piece_pages: Sequence[int],
+        progress: "_Progress",
     ) -> tuple[dict[Shape, int], bool]:
         cycles: list[dict[Shape, int]] = []
         pieces: list[dict[Shape, int]] = []
         cycles_s = pieces_s = 0.0
         while True:
             began_s = self._clock()
-            cycles.append({shape: self._time(*shape) for shape in self._shapes()})
+            cycle = {}
+            for shape in self._shapes():
+                cycle[shape] = self._time(*shape)
+                progress.step()
+            cycles.append(cycle)
             ended_s = self._clock()
             if len(cycles) > 1:
                 cycles_s += ended_s - began_s
@@ -180,6 +192,7 @@ class CostProbe:
                 self._prefill(1, pages[1])
                 pieces_s += self._clock() - ended_s
             missing = cycles_missing(cycles)
+            progress.expect(missing)
             is_late = cycles_s > _NOISY_S and len(cycles) >= _LEAST_CYCLES
             if missing == 0 or is_late or len(cycles) >= _MOST_NOISY_CYCLES:
                 is_steady = missing == 0 and _are_alike(pieces)
@@ -259,6 +272,26 @@ class CostProbe:
             pieces=() if prompt_end is None else planned,
             ops=ops,
         )
+
+
+class _Progress:
+    """Tells how much of the measuring is done, as far as that can be foreseen."""
+
+    def __init__(self, tell: OnProgress | None, before: int, a_cycle: int) -> None:
+        """So many steps before the first cycle, and so many in each."""
+        self._tell, self._a_cycle = tell, a_cycle
+        self._done, self._all, self._said = 0, before + a_cycle * _MOST_CYCLES, 0.0
+
+    def expect(self, cycles: int) -> None:
+        """So many more cycles are likely to come."""
+        self._all = self._done + self._a_cycle * cycles
+
+    def step(self) -> None:
+        """Something has run."""
+        self._done += 1
+        self._said = max(self._said, min(self._done / self._all, 1.0) if self._all else 1.0)
+        if self._tell is not None:
+            self._tell(self._said)
 
 
 def cycles_missing(cycles: Sequence[Mapping[Shape, int]]) -> int:

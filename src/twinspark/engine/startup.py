@@ -7,6 +7,7 @@ The pack is checked before torch is imported, so that damage shows in a second o
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ OnProgress = Callable[[str, float], None]
 # Products this narrow gain nothing from a second thread (demo pack of 2026-11-29, two x86 cores: a
 # 6-row step took 39 ms with one thread, 47 with two, and over 400 where other processes ran).
 SMALL_HIDDEN_SIZE = 1024
+MEASURING = "measuring speeds of rounds and prompts"
 
 logger = logging.getLogger(__name__)
 
@@ -135,10 +137,10 @@ def _make_engine(
     from twinspark.kernels.cuda.compile import keep_cubins_in
     from twinspark.model.loading import load_model
 
-    def on_progress(fraction: float) -> None:
+    def on_progress(phase: str, fraction: float) -> None:
         if team is not None:
             team.check()
-        report("loading weights", fraction)
+        report(phase, fraction)
 
     set_threads(config, pack.config)
     device = torch.device(config.device)
@@ -149,7 +151,7 @@ def _make_engine(
         group=None if team is None else team.group,
         device=device,
         kernel_cache=compiled_kernels_path(),
-        on_progress=on_progress,
+        on_progress=partial(on_progress, "loading weights"),
     )
     report("preparing caches", 0.0)
     if team is None:
@@ -162,9 +164,9 @@ def _make_engine(
             model, tokenizer, config, followers=RankLeader(team), meter=RanksMemory(team)
         )
     report("preparing caches", 1.0)
-    report("measuring speeds of rounds and prompts", 0.0)
-    engine.settle_costs(pack.path)
-    report("measuring speeds of rounds and prompts", 1.0)
+    report(MEASURING, 0.0)
+    engine.settle_costs(pack.path, on_progress=partial(on_progress, MEASURING))
+    report(MEASURING, 1.0)
     return engine
 
 

@@ -169,6 +169,16 @@ def test_a_file_of_another_key_is_not_used(tmp_path, measure, caplog):
     assert measure.calls == 2 and "other settings" in caplog.text
 
 
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path, measure, caplog):
+    load_or_measure(measure, key={"a": 1}, folder=tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.unlink()
+    os.mkfifo(path)
+    assert load_or_measure(measure, key={"a": 1}, folder=tmp_path) == TABLE
+    assert measure.calls == 2 and "no regular file" in caplog.text
+    assert path.is_file()  # replaced
+
+
 def test_a_folder_that_cannot_be_written_costs_the_measuring_only(tmp_path, measure, caplog):
     (tmp_path / "file").write_text("in the way")
     assert load_or_measure(measure, key={}, folder=tmp_path / "file" / "costs") == TABLE
@@ -334,6 +344,31 @@ def test_the_probe_finds_what_pieces_add_to_a_round(case, sizes):
     assert table.piece_rows == sizes
     assert table.piece_us == tuple(100 * rows for rows in sizes)
     made.pool.check_integrity([])
+
+
+@pytest.mark.parametrize("loads", [False, True])
+def test_the_probe_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch, loads: bool) -> None:
+    monkeypatch.setattr(Runner, "loads_kernels", loads)
+    made, told = probe(), []
+    made.probe.run(on_progress=told.append)
+    assert told == sorted(told) and 0 < told[0] < 0.1 and told[-1] == 1.0
+    work = len(made.followers.plans) + len(made.followers.passes)
+    assert work / 2 < len(told) < work  # filling caches and pieces beside rounds are not told
+
+
+def test_what_progress_raises_ends_the_measuring() -> None:
+    class Stopped(Exception):
+        pass
+
+    def stop(fraction: float) -> None:
+        if fraction > 0.3:
+            raise Stopped
+
+    made = probe()
+    with pytest.raises(Stopped):
+        made.probe.run(on_progress=stop)
+    made.pool.check_integrity([])
+    assert made.probe.run().is_steady  # as if nothing had been
 
 
 def test_a_device_runs_pieces_of_other_sizes_first(monkeypatch: pytest.MonkeyPatch) -> None:
