@@ -122,6 +122,8 @@ def measure_stall(
 ) -> Stall:
     """Run streams alone, then beside a long prompt, then cancel them.
 
+    What an idle server would prepare is prepared before.
+
     Args:
         engine: without open requests, with a slot more than there are prompts.
         prompts: ids of each stream's prompt.
@@ -129,6 +131,8 @@ def measure_stall(
         solo_rounds: rounds before it.
         on_round: called after every round.
     """
+    while engine.prepare():
+        pass
     watch = _Watch(engine, prompts)
     while watch.streams < len(prompts):
         watch.step()
