@@ -157,11 +157,22 @@ def measure_stall(
         on_round()
     beside, beside_s = watch.gaps_ms(), perf_counter() - began
     watch.stop()
+    return _stall(
+        (solo, solo_s, solo_tokens), (beside, beside_s, watch.tokens), prompt_tokens=prompt_tokens
+    )
+
+
+_Part = tuple[Sequence[Sequence[float]], float, int]
+"""Gaps of every stream in milliseconds, seconds, and tokens."""
+
+
+def _stall(alone: _Part, together: _Part, *, prompt_tokens: int) -> Stall:
+    (solo, solo_s, solo_tokens), (beside, beside_s, tokens) = alone, together
     medians = [statistics.median(gaps) for gaps in solo]
     longest = [max(gaps, default=0.0) for gaps in beside]
     return Stall(
         prompt_tokens=prompt_tokens,
-        streams=len(prompts),
+        streams=len(solo),
         prompt_seconds=beside_s,
         solo_gap_ms=tuple(medians),
         longest_gap_ms=tuple(longest),
@@ -171,7 +182,7 @@ def measure_stall(
             for a, gaps in zip(medians, beside, strict=True)
         ),
         rounds_kept=_rate(beside, beside_s) / _rate(solo, solo_s),
-        tokens_kept=(watch.tokens / beside_s) / (solo_tokens / solo_s),
+        tokens_kept=(tokens / beside_s) / (solo_tokens / solo_s),
     )
 
 
