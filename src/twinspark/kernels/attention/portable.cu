@@ -16,7 +16,7 @@
 
 #define WARPS 8
 #define WARP_ROWS (BLOCK / WARPS)
-#define LINE (2 * HEAD)           // bytes of a row in shared memory; 16 bytes lie at their number ^ (row & 7)
+#define LINE (2 * HEAD)  // bytes of a row in shared memory; the 16 bytes of number i lie at i ^ (i >> 3 & 1) ^ (row & 7)
 #define STEPS (HEAD / 4 / 16)     // of 16 dimensions in a quarter
 #define M_TILES (HEAD / WARPS / 16)
 #define P_PITCH (BLOCK + 8)
@@ -31,7 +31,11 @@ struct Shared {
   float peaks[2][HEADS];           // of 32 entries each
   u64 exist[2];                    // entries that there are, by turns
 };
-static_assert(sizeof(Shared) <= 98560, "plan.py asks for this much");
+static_assert(sizeof(Shared) == 97552, "plan.py asks for this much");
+
+// The four warps of 32 entries; the two of 8 heads.
+__device__ __forceinline__ void group_sync(int group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 5) : "memory"); }
+__device__ __forceinline__ void pair_sync(int quarter) { asm volatile("bar.sync %0, 64;" ::"r"(quarter + 1) : "memory"); }
 
 struct Lists { const int *window, *pool; int window_num, pool_num, blocks, pool_blocks, items, groups; };
 struct Task { int item, block; };
@@ -47,6 +51,11 @@ __device__ __forceinline__ int number_at(int thread, const Lists& lists, const T
   if (t.block < lists.pool_blocks) return __ldcg(lists.pool + (u64)row * lists.pool_num + e);
   e -= lists.pool_num;
   return e < lists.window_num ? __ldcg(lists.window + (u64)row * lists.window_num + e) : -1;
+}
+
+__device__ __forceinline__ void say_exist(int thread, Shared& shared, u32 turn, int number) {
+  const u32 mine = __ballot_sync(0xffffffffu, number >= 0);  // the same of each eight lanes
+  if ((thread & 31) == 0) ((u8*)&shared.exist[turn & 1])[thread >> 5] = (u8)mine;
 }
 
 // ---- rows of a list block: a warp's eight
@@ -84,19 +93,18 @@ __device__ __forceinline__ void ask_rows(int thread, Held& held, const Source& s
 template <int FORMAT>
 __device__ __forceinline__ void put_packed(int thread, u32 rows_at, Held& held, u32 exist) {
   const int lane = thread & 31;
-  const bool swap = lane & 4;
-  const u32 to = rows_at + (thread >> 5) * (WARP_ROWS * LINE) + lane * 32 + (swap ? 16 : 0);
+  const u32 to = rows_at + (thread >> 5) * (WARP_ROWS * LINE) + lane * 32 + ((lane >> 2) & 1) * 16;
   if (exist != (1u << WARP_ROWS) - 1) {
 #pragma unroll
     for (int r = 0; r < WARP_ROWS; r++)
       if (!((exist >> r) & 1)) held.values[r][0] = held.values[r][1] = held.values[r][2] = held.values[r][3] = 0;
   }
 #pragma unroll
-  for (int r = 0; r < WARP_ROWS; r++) put_values<FORMAT>((to + r * LINE) ^ (r * 16), held.values[r], scale_of<FORMAT>(thread, held, r), swap);
+  for (int r = 0; r < WARP_ROWS; r++) put_values<FORMAT>((to + r * LINE) ^ (r * 16), held.values[r], scale_of<FORMAT>(thread, held, r), false);
 }
 __device__ __forceinline__ void put_plain(int thread, u32 rows_at, const u8* values, int number) {
   const int lane = thread & 31;
-  const u32 to = rows_at + (thread >> 5) * (WARP_ROWS * LINE) + lane * 16;
+  const u32 to = rows_at + (thread >> 5) * (WARP_ROWS * LINE) + (lane ^ ((lane >> 3) & 1)) * 16;
 #pragma unroll
   for (int r = 0; r < WARP_ROWS; r++) {
     const int row = __shfl_sync(0xffffffffu, number, r), bytes = row >= 0 ? 16 : 0;
@@ -163,7 +171,7 @@ __device__ __forceinline__ void score(int thread, float s[2][4], Shared& shared,
 #pragma unroll
     for (int m = 0; m < 2; m++) {
       u32 a[4];
-      load_tiles((a_at ^ (k * 32)) + m * 16 * LINE, a);
+      load_tiles((a_at ^ (k * 32 + (k >> 2) * 16)) + m * 16 * LINE, a);
 #pragma unroll
       for (int n = 0; n < N_TILES; n++) mma(c[m][n], a, queries[k][n][0], queries[k][n][1]);
     }
@@ -176,7 +184,7 @@ __device__ __forceinline__ void score(int thread, float s[2][4], Shared& shared,
       if (n == quarter) own[m] = v;
       else shared.parts[group * 4 + n][quarter - (quarter > n)][m][lane] = v;
     }
-  __syncthreads();
+  group_sync(group);
 #pragma unroll
   for (int m = 0; m < 2; m++) {
     float4 v[4];
@@ -188,7 +196,6 @@ __device__ __forceinline__ void score(int thread, float s[2][4], Shared& shared,
     s[m][3] = (v[0].w + v[1].w) + (v[2].w + v[3].w);
   }
 }
-__device__ __forceinline__ void pair_sync(int quarter) { asm volatile("bar.sync %0, 64;" ::"r"(quarter + 1) : "memory"); }
 // Their weights, and what merging needs, into shared memory. A thread has entries lane / 4 and 8 on of each 16, of
 // heads 2 (lane % 4) and the next.
 __device__ __forceinline__ void weigh(int thread, Shared& shared, float s[2][4], u64 exist, float scale) {
@@ -246,7 +253,7 @@ __device__ __forceinline__ void merge_stats(int thread, Shared& shared, Kept& ke
 typedef float Sums[M_TILES][N_TILES][4];
 __device__ __forceinline__ void sum_rows(int thread, Sums there, Shared& shared, u32 rows_at) {
   const int warp = thread >> 5, lane = thread & 31;
-  const u32 a_at = (rows_at + ((lane & 7) + (lane >> 4) * 8) * LINE + warp * 128 + ((lane >> 3) & 1) * 16) ^ ((lane & 7) * 16);
+  const u32 a_at = (rows_at + ((lane & 7) + (lane >> 4) * 8) * LINE + warp * 128 + ((lane >> 3) & 1) * 16) ^ (((lane & 7) ^ (warp & 1)) * 16);
 #pragma unroll
   for (int pair = 0; pair < M_TILES; pair += 2) {
     float c[2][N_TILES][4] = {};
@@ -347,29 +354,30 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) attend_portable(
     ask_rows(thread, held, source, now.block < pool_blocks ? pool_magic : window_magic, number);
     turn_queries(thread, queries, shared, ask_angle(thread, cos, sin, row));
   }
+  say_exist(thread, shared, 0, number);
+  __syncthreads();
 #pragma unroll 1
   for (u32 turn = 0; now.item < lists.items; turn++) {
     asm volatile("" : "+r"(thread));  // addresses are made anew in each turn, as registers are short
+    const u64 exist = *(volatile u64*)&shared.exist[turn & 1];
     {
       const Source source = SOURCE(now), next_source = SOURCE(next);
-      const u32 mine = __ballot_sync(0xffffffffu, number >= 0) & 0xff;
-      put_rows(thread, rows_at, held, source, number, mine);
-      if (lane == 0) ((u8*)&shared.exist[turn & 1])[warp] = (u8)mine;
+      if (exist) put_rows(thread, rows_at, held, source, number, (u32)(exist >> (8 * warp)) & 0xff);
       number = ahead;
       ask_rows(thread, held, next_source, next.block < pool_blocks ? pool_magic : window_magic, number);
+      say_exist(thread, shared, turn + 1, number);
       ahead = number_at(thread, lists, after(next, lists));
     }
-    __syncthreads();
-    const u64 exist = *(volatile u64*)&shared.exist[turn & 1];
     if (exist) {
+      group_sync(warp >> 2);
       float s[2][4];
       score(thread, s, shared, rows_at, queries);
       weigh(thread, shared, s, exist, scale);
       __syncthreads();
       merge_stats(thread, shared, kept);
       sum_rows(thread, there, shared, rows_at);
-      __syncthreads();
     }
+    __syncthreads();
     if (now.block == lists.blocks - 1) {
       const int row = now.item / groups, first = now.item % groups * HEADS, then = min(next.item, lists.items - 1), then_row = then / groups;
       Ending end;
