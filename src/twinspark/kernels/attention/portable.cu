@@ -38,19 +38,19 @@ __device__ __forceinline__ void group_sync(int group) { asm volatile("bar.sync %
 __device__ __forceinline__ void pair_sync(int quarter) { asm volatile("bar.sync %0, 64;" ::"r"(quarter + 1) : "memory"); }
 
 struct Lists { const int *window, *pool; int window_num, pool_num, blocks, pool_blocks, items, groups; };
-struct Task { int item, block; };
+struct Task { int item, row, block; };  // row: of the item's query
 __device__ __forceinline__ Task after(const Task& t, const Lists& lists) {
-  const bool last = t.block + 1 == lists.blocks;
-  return {last ? t.item + (int)gridDim.x : t.item, last ? 0 : t.block + 1};
+  if (t.block + 1 < lists.blocks) return {t.item, t.row, t.block + 1};
+  const int item = t.item + (int)gridDim.x;
+  return {item, lists.groups == 1 ? item : item / lists.groups, 0};
 }
 // The row number that a lane finds in its place of a list, lanes 0 to 7 a warp's rows.
 __device__ __forceinline__ int number_at(int thread, const Lists& lists, const Task& t) {
-  const int row = t.item / lists.groups;
   int e = t.block * BLOCK + (thread >> 5) * WARP_ROWS + (thread & 7);
   if (t.item >= lists.items) return -1;
-  if (t.block < lists.pool_blocks) return __ldcg(lists.pool + (u64)row * lists.pool_num + e);
+  if (t.block < lists.pool_blocks) return __ldcg(lists.pool + (u64)t.row * lists.pool_num + e);
   e -= lists.pool_num;
-  return e < lists.window_num ? __ldcg(lists.window + (u64)row * lists.window_num + e) : -1;
+  return e < lists.window_num ? __ldcg(lists.window + (u64)t.row * lists.window_num + e) : -1;
 }
 
 __device__ __forceinline__ void say_exist(int thread, Shared& shared, u32 turn, int number) {
@@ -340,17 +340,17 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) attend_portable(
   int thread = threadIdx.x;
   let_consumer_start();
   wait_for_producer();
-  Task now = {(int)blockIdx.x, 0}, next = after(now, lists);
+  Task now = {(int)blockIdx.x, (int)blockIdx.x / groups, 0}, next = after(now, lists);
   Held held;
   Queries queries;
   Sums there = {};
   Kept kept = {MINUS_INF, 0.f};
   int number = number_at(thread, lists, now), ahead = number_at(thread, lists, next);
   {
-    const int row = now.item / groups;
+    const int row = now.row;
     const Source source = SOURCE(now);
 #pragma unroll
-    for (int n = 0; n < N_TILES; n++) ask_queries(thread, queries, n, q + (u64)row * N * HEAD, now.item % groups * HEADS, N);
+    for (int n = 0; n < N_TILES; n++) ask_queries(thread, queries, n, q + (u64)row * N * HEAD, (now.item - row * groups) * HEADS, N);
     ask_rows(thread, held, source, now.block < pool_blocks ? pool_magic : window_magic, number);
     turn_queries(thread, queries, shared, ask_angle(thread, cos, sin, row));
   }
@@ -379,7 +379,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) attend_portable(
     }
     __syncthreads();
     if (now.block == lists.blocks - 1) {
-      const int row = now.item / groups, first = now.item % groups * HEADS, then = min(next.item, lists.items - 1), then_row = then / groups;
+      const int row = now.row, first = (now.item - row * groups) * HEADS;
+      const int then = min(next.item, lists.items - 1), then_row = min(next.row, T - 1);
       Ending end;
       const Angle turning = ask_angle(thread, cos, sin, then_row);
       end.angles = show_angles(thread, shared, ask_angle(thread, cos, sin, row));
@@ -390,7 +391,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) attend_portable(
 #pragma unroll
       for (int n = 0; n < N_TILES; n++) {  // the next item's queries take the registers of sums that are stored
         store_heads(thread, there, n, end);
-        ask_queries(thread, queries, n, q + (u64)then_row * N * HEAD, then % groups * HEADS, N);
+        ask_queries(thread, queries, n, q + (u64)then_row * N * HEAD, (then - then_row * groups) * HEADS, N);
 #pragma unroll
         for (int m = 0; m < M_TILES; m++)
 #pragma unroll
