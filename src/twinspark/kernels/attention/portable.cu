@@ -1,10 +1,10 @@
 // Attention of many queries with mma.sync, for devices without wgmma, in the bits of rows.cu.
 //
 // Persistent blocks of eight warps, one a multiprocessor; an item is a (query, 32 heads). A list block is decoded
-// once, into shared memory. To score, a warp has a quarter of all dimensions, whose queries stay in its registers
-// for the whole item, and half of the entries; quarters meet in shared memory, and each warp weighs 8 heads. To
-// sum, a warp has 64 dimensions. The next list block's packed rows are on their way into registers meanwhile, the
-// next item's too.
+// once, into shared memory: by the first four warps, then by the others while these score. To score, a warp has a
+// quarter of all dimensions, whose queries stay in its registers for the whole item, and half of the entries;
+// quarters meet in shared memory, and each warp weighs 8 heads. To sum, a warp has 64 dimensions. The packed rows
+// of the next list block, be it the next item's, are on their way into registers meanwhile.
 //
 // Macros, besides those of common.cuh (HEAD 512): none.
 #include "common.cuh"
@@ -36,6 +36,10 @@ static_assert(sizeof(Shared) == 97552, "plan.py asks for this much");
 // The four warps of 32 entries; the two of 8 heads.
 __device__ __forceinline__ void group_sync(int group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 5) : "memory"); }
 __device__ __forceinline__ void pair_sync(int quarter) { asm volatile("bar.sync %0, 64;" ::"r"(quarter + 1) : "memory"); }
+
+// The first group decodes, then the second, while the first multiplies.
+__device__ __forceinline__ void give_turn() { asm volatile("bar.arrive 7, 256;" ::: "memory"); }
+__device__ __forceinline__ void take_turn() { asm volatile("bar.sync 7, 256;" ::: "memory"); }
 
 struct Lists { const int *window, *pool; int window_num, pool_num, blocks, pool_blocks, items, groups; };
 struct Task { int item, row, block; };  // row: of the item's query
@@ -123,15 +127,30 @@ __device__ __forceinline__ void put_rows(int thread, u32 rows_at, Held& held, co
 // ---- queries: the B operands of a warp's quarter
 
 typedef u32 Queries[STEPS][N_TILES][2];
-// Those of 8 heads; `q` is the item's query, `first` its first head.
-__device__ __forceinline__ void ask_queries(int thread, Queries to, int n, const u16* q, int first, int N) {
-  const int lane = thread & 31, quarter = (thread >> 5) & 3, head = first + 8 * n + (lane >> 2);
-  const u16* from = q + (u64)(head < N ? head : 0) * HEAD + quarter * (HEAD / 4) + 2 * (lane & 3);
+// An item's queries on their way to where rows lie between items, zeros where there is no head; 16 bytes of number i
+// lie at i ^ (head & 7).
+__device__ __forceinline__ void ask_queries(int thread, u32 to, const u16* q, int first, int N) {
+  const int dim = 8 * (thread & 63);
 #pragma unroll
-  for (int i = 0; i < 2 * STEPS; i++) {  // not past the first cache: a sector is read by two of these
-    const u32 two = *(const u32*)(from + 8 * i);
-    to[i / 2][n][i % 2] = head < N ? two : 0;
+  for (int i = 0; i < HEADS / 4; i++) {
+    const int head = 4 * i + (thread >> 6), bytes = first + head < N ? 16 : 0;
+    copy_16(to + head * LINE + (dim * 2 ^ (head & 7) * 16), q + (bytes ? (u64)(first + head) * HEAD + dim : 0), bytes);
   }
+}
+__device__ __forceinline__ void take_queries(int thread, Queries to, u32 from) {
+  const int lane = thread & 31, quarter = (thread >> 5) & 3;
+  wait_for_copies();
+  __syncthreads();
+  const u32 at = (from + ((lane & 7) + (lane >> 4) * 8) * LINE + quarter * (HEAD / 2) + ((lane >> 3) & 1) * 16) ^ ((lane & 7) * 16);
+#pragma unroll
+  for (int k = 0; k < STEPS; k++)
+#pragma unroll
+    for (int n = 0; n < N_TILES; n += 2) {
+      u32 r[4];
+      load_tiles((at ^ (k * 32)) + n * 8 * LINE, r);
+      to[k][n][0] = r[0]; to[k][n][1] = r[1]; to[k][n + 1][0] = r[2]; to[k][n + 1][1] = r[3];
+    }
+  __syncthreads();
 }
 // Angles of a query, a pair a lane, and on their way to who needs which, through what is a warp's own.
 struct Angle { float cos, sin; };
@@ -349,10 +368,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) attend_portable(
   {
     const int row = now.row;
     const Source source = SOURCE(now);
-#pragma unroll
-    for (int n = 0; n < N_TILES; n++) ask_queries(thread, queries, n, q + (u64)row * N * HEAD, (now.item - row * groups) * HEADS, N);
+    ask_queries(thread, rows_at, q + (u64)row * N * HEAD, (now.item - row * groups) * HEADS, N);
     ask_rows(thread, held, source, now.block < pool_blocks ? pool_magic : window_magic, number);
-    turn_queries(thread, queries, shared, ask_angle(thread, cos, sin, row));
+    const Angle turning = ask_angle(thread, cos, sin, row);
+    take_queries(thread, queries, rows_at);
+    turn_queries(thread, queries, shared, turning);
   }
   say_exist(thread, shared, 0, number);
   __syncthreads();
@@ -360,18 +380,28 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) attend_portable(
   for (u32 turn = 0; now.item < lists.items; turn++) {
     asm volatile("" : "+r"(thread));  // addresses are made anew in each turn, as registers are short
     const u64 exist = *(volatile u64*)&shared.exist[turn & 1];
-    {
-      const Source source = SOURCE(now), next_source = SOURCE(next);
-      if (exist) put_rows(thread, rows_at, held, source, number, (u32)(exist >> (8 * warp)) & 0xff);
+    auto ask_next = [&] {
+      const Source next_source = SOURCE(next);
       number = ahead;
       ask_rows(thread, held, next_source, next.block < pool_blocks ? pool_magic : window_magic, number);
       say_exist(thread, shared, turn + 1, number);
       ahead = number_at(thread, lists, after(next, lists));
+    };
+    const bool later = exist && warp < 4;
+    {
+      const Source source = SOURCE(now);
+      if (exist) {
+        if (warp >= 4) take_turn();
+        put_rows(thread, rows_at, held, source, number, (u32)(exist >> (8 * warp)) & 0xff);
+        if (warp < 4) give_turn();
+      }
+      if (!later) ask_next();
     }
     if (exist) {
       group_sync(warp >> 2);
       float s[2][4];
       score(thread, s, shared, rows_at, queries);
+      if (later) ask_next();
       weigh(thread, shared, s, exist, scale);
       __syncthreads();
       merge_stats(thread, shared, kept);
@@ -382,6 +412,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) attend_portable(
       const int row = now.row, first = (now.item - row * groups) * HEADS;
       const int then = min(next.item, lists.items - 1), then_row = min(next.row, T - 1);
       Ending end;
+      ask_queries(thread, rows_at, q + (u64)then_row * N * HEAD, (then - then_row * groups) * HEADS, N);
       const Angle turning = ask_angle(thread, cos, sin, then_row);
       end.angles = show_angles(thread, shared, ask_angle(thread, cos, sin, row));
       end.finish = finish(kept.peak, kept.total, first + lane < N ? __ldcg(sink + first + lane) : 0.f);
@@ -389,14 +420,14 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) attend_portable(
       end.out = out + ((u64)row * N + first) * HEAD;
       end.heads = N - first;
 #pragma unroll
-      for (int n = 0; n < N_TILES; n++) {  // the next item's queries take the registers of sums that are stored
+      for (int n = 0; n < N_TILES; n++) {
         store_heads(thread, there, n, end);
-        ask_queries(thread, queries, n, q + (u64)then_row * N * HEAD, (then - then_row * groups) * HEADS, N);
 #pragma unroll
         for (int m = 0; m < M_TILES; m++)
 #pragma unroll
           for (int i = 0; i < 4; i++) there[m][n][i] = 0.f;
       }
+      take_queries(thread, queries, rows_at);
       turn_queries(thread, queries, shared, turning);
       kept = {MINUS_INF, 0.f};
     }
