@@ -1,10 +1,10 @@
 // Attention of many queries with mma.sync, for devices without wgmma, in the bits of rows.cu.
 //
 // Persistent blocks of eight warps, one a multiprocessor; an item is a (query, 32 heads). A list block is decoded
-// once, into shared memory: by the first four warps, then by the others while these score. To score, a warp has a
-// quarter of all dimensions, whose queries stay in its registers for the whole item, and half of the entries;
-// quarters meet in shared memory, and each warp weighs 8 heads. To sum, a warp has 64 dimensions. The packed rows
-// of the next list block, be it the next item's, are on their way into registers meanwhile.
+// once, into shared memory. To score, a warp has a quarter of all dimensions, whose queries stay in its registers
+// for the whole item, and half of the entries; quarters meet in shared memory, and each warp weighs 8 heads. To
+// sum, a warp has 64 dimensions. The next list block's packed rows are on their way into registers meanwhile, the
+// next item's too.
 //
 // Macros, besides those of common.cuh (HEAD 512): none.
 #include "common.cuh"
@@ -36,10 +36,6 @@ static_assert(sizeof(Shared) == 97552, "plan.py asks for this much");
 // The four warps of 32 entries; the two of 8 heads.
 __device__ __forceinline__ void group_sync(int group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 5) : "memory"); }
 __device__ __forceinline__ void pair_sync(int quarter) { asm volatile("bar.sync %0, 64;" ::"r"(quarter + 1) : "memory"); }
-
-// The first group decodes, then the second, while the first multiplies.
-__device__ __forceinline__ void give_turn() { asm volatile("bar.arrive 7, 256;" ::: "memory"); }
-__device__ __forceinline__ void take_turn() { asm volatile("bar.sync 7, 256;" ::: "memory"); }
 
 struct Lists { const int *window, *pool; int window_num, pool_num, blocks, pool_blocks, items, groups; };
 struct Task { int item, row, block; };  // row: of the item's query
@@ -380,28 +376,18 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) attend_portable(
   for (u32 turn = 0; now.item < lists.items; turn++) {
     asm volatile("" : "+r"(thread));  // addresses are made anew in each turn, as registers are short
     const u64 exist = *(volatile u64*)&shared.exist[turn & 1];
-    auto ask_next = [&] {
-      const Source next_source = SOURCE(next);
+    {
+      const Source source = SOURCE(now), next_source = SOURCE(next);
+      if (exist) put_rows(thread, rows_at, held, source, number, (u32)(exist >> (8 * warp)) & 0xff);
       number = ahead;
       ask_rows(thread, held, next_source, next.block < pool_blocks ? pool_magic : window_magic, number);
       say_exist(thread, shared, turn + 1, number);
       ahead = number_at(thread, lists, after(next, lists));
-    };
-    const bool later = exist && warp < 4;
-    {
-      const Source source = SOURCE(now);
-      if (exist) {
-        if (warp >= 4) take_turn();
-        put_rows(thread, rows_at, held, source, number, (u32)(exist >> (8 * warp)) & 0xff);
-        if (warp < 4) give_turn();
-      }
-      if (!later) ask_next();
     }
     if (exist) {
       group_sync(warp >> 2);
       float s[2][4];
       score(thread, s, shared, rows_at, queries);
-      if (later) ask_next();
       weigh(thread, shared, s, exist, scale);
       __syncthreads();
       merge_stats(thread, shared, kept);
