@@ -63,8 +63,9 @@ def test_kernels_compile(shape: tuple[int, int, int, int, int], arch: str) -> No
     sources = {source.name for source, _ in variants}
     full_h200 = shape[1] == 512 and arch == "sm_90a"
     assert sources >= {"rows.cu"} and ("prompt.cu" in sources) == full_h200
+    assert ("portable.cu" in sources) == (shape[1] == 512)
     for source, defines in variants:
-        if defines.get("HEADS", 8) == min(shape[0], 16) or source.name == "prompt.cu":
+        if defines.get("HEADS", 8) == min(shape[0], 16) or source.name != "rows.cu":
             assert compile_cubin(source, arch=arch, defines=defines)[:4] == b"\x7fELF"
 
 
@@ -79,7 +80,8 @@ def test_plans_fit_the_device(shape: tuple[int, int, int, int, int], device: Dev
         assert shared_of(spread, size) <= shared_asked(spread, work, device) < device.shared
         many = queries * -(-heads // 32) >= (64 if pool else 128)
         is_prompt = device.wgmma and size == 512 and many
-        few = "split" if queries <= 64 else "whole"
+        some = "portable" if size == 512 else "whole"
+        few = "split" if queries <= 64 else some
         assert spread.kind == ("prompt" if is_prompt else few)
 
 
@@ -91,7 +93,8 @@ def test_long_lists_have_a_kernel() -> None:
     for heads, queries in ((32, 64), (64, 32)):  # 64 times 32 heads
         assert plan(Work(queries, heads, 512, 128, 512), H200).kind == "prompt"
         assert plan(Work(queries - 1, heads, 512, 128, 512), H200).kind == "split"
-    assert plan(Work(320, 64, 512, 128, 512), GB10).kind == "whole"
+    assert plan(Work(320, 64, 512, 128, 512), GB10).kind == "portable"
+    assert plan(Work(320, 64, 512, 128, 40), GB10).kind == "whole"
     assert plan(Work(320, 64, 512, 0, 512), H200).kind == "whole"  # prompt.cu reads a window ahead
 
 
@@ -154,9 +157,8 @@ def spreads(inputs: Inputs) -> list[Spread]:
     index = torch.cuda.current_device()
     tiles = [tile for tile in TILES if tile < heads + 8]
     every = [Spread("split", tile) for tile in tiles]
-    prompt = Spread("prompt", 32)
     device = cuda._device(index)
-    every.append(prompt if why_not(prompt, work, device) is None else Spread("whole", tiles[-1]))
+    every += [Spread("prompt", 32), Spread("portable", 32), Spread("whole", tiles[-1])]
     return [s for s in every if why_not(s, work, device) is None]
 
 
@@ -190,6 +192,11 @@ def test_many_queries_have_the_bits_of_few() -> None:
     for first in range(0, 700, 24):
         rows = slice(first, first + 24)
         assert torch.equal(spread_out(part_of(inputs, rows), None), many[rows])
+    portable = Spread("portable", 32)
+    assert torch.equal(spread_out(inputs, portable), many)  # several items a thread block
+    for queries in (133, 397):
+        part = part_of(inputs, slice(queries))
+        assert torch.equal(spread_out(part, portable), many[:queries])
 
 
 @pytest.mark.gpu

@@ -1,6 +1,6 @@
 """Attention on a CUDA device: one launch, or two where lists are split over thread blocks.
 
-Read next: plan.py, common.cuh, rows.cu, then hopper.cuh and prompt.cu.
+Read next: plan.py, common.cuh, rows.cu, portable.cu, then hopper.cuh and prompt.cu.
 """
 
 import struct
@@ -16,6 +16,7 @@ from twinspark.kernels.attention.inputs import Inputs
 from twinspark.kernels.attention.plan import (
     HEAD_SIZES,
     PAIRS,
+    PORTABLE_THREADS,
     PROMPT_HEADS,
     PROMPT_THREADS,
     TILES,
@@ -43,13 +44,15 @@ SOURCES: dict[Kind, Path] = {
     "split": Path(__file__).with_name("rows.cu"),
     "whole": Path(__file__).with_name("rows.cu"),
     "prompt": Path(__file__).with_name("prompt.cu"),
+    "portable": Path(__file__).with_name("portable.cu"),
 }
 _NAMES = {
     "prompt": "attend_prompt",
+    "portable": "attend_portable",
     "split": "attend",
     "whole": "attend",
 }
-_THREADS = {"prompt": PROMPT_THREADS, "split": 256, "whole": 256}
+_THREADS = {"prompt": PROMPT_THREADS, "portable": PORTABLE_THREADS, "split": 256, "whole": 256}
 _FINISH_VALUES = 512  # of a thread block of attend_finish
 
 
@@ -91,7 +94,7 @@ def cuda_variants(
 ) -> Iterator[tuple[Path, dict[str, int]]]:
     """What lists of a model may compile on a device: (source, macros)."""
     work = Work(1, heads, size, window, pool)
-    spreads = [Spread("prompt", PROMPT_HEADS)]
+    spreads = [Spread("prompt", PROMPT_HEADS), Spread("portable", PROMPT_HEADS)]
     for tile in TILES:
         if tile < heads + 8:
             kinds: tuple[Kind, ...] = ("split", "whole")
@@ -126,7 +129,7 @@ def _launch(inputs: Inputs, out: Tensor, spread: Spread, work: Work, limits: Dev
     defines = macros(spread, work, inputs.cos_TP.shape[1])
     module = _module(SOURCES[spread.kind], index, tuple(defines.items()))
     window, pool = inputs.window, inputs.pool or inputs.window
-    if spread.kind == "prompt":  # it reads row 0 where an entry is missing, and does not use it
+    if spread.kind in ("prompt", "portable"):  # row 0 is read where none is listed
         window, pool = _with_a_row(window, q_TNH), _with_a_row(pool, q_TNH)
     args: tuple[Tensor | int | None, ...] = (
         q_TNH, *angles, *window.arguments(work.size), *pool.arguments(work.size),
@@ -140,7 +143,7 @@ def _launch(inputs: Inputs, out: Tensor, spread: Spread, work: Work, limits: Dev
     if SOURCES[spread.kind] == SOURCES["split"]:
         args += (sums, stats)
     args += (out, work.heads, scale)
-    if spread.kind == "prompt":
+    if spread.kind in ("prompt", "portable"):
         args += (work.queries,)
     module.launch(
         _NAMES[spread.kind],

@@ -45,29 +45,3 @@ template <int TURNED> __device__ __forceinline__ void wgmma(float c[16], u64 a, 
 
 // Where 16 bytes of line `line` lie, `byte` in [0, 128) a multiple of 16.
 __device__ __forceinline__ u32 swizzled(int line, int byte) { return line * 128 + (byte ^ ((line & 7) << 4)); }
-__device__ __forceinline__ void store_16(u32 to, uint4 v) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
-// Four 8 x 8 tiles, turned; lanes 8 i and on say where the lines of tile i lie.
-__device__ __forceinline__ void store_turned(u32 to, u32 a, u32 b, u32 c, u32 d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
-               ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
-}
-
-// ---- numbers
-
-// e4m3_eight of common.cuh, with the bytes spread to where their signs are in place.
-__device__ __forceinline__ u32 e4m3_spread(u32 x, u32 scale) {
-  return mul_pair(mul_pair((x & 0x80008000u) | ((x >> 4) & 0x07f007f0u), TWO_120), scale);
-}
-__device__ __forceinline__ uint4 e4m3_words(u32 a, u32 b, u32 scale) {
-  return make_uint4(e4m3_spread(__byte_perm(a, 0, 0x1404), scale), e4m3_spread(__byte_perm(a, 0, 0x3424), scale),
-                    e4m3_spread(__byte_perm(b, 0, 0x1404), scale), e4m3_spread(__byte_perm(b, 0, 0x3424), scale));
-}
-// Two neighbouring dimensions of a head into each lane, rounded: a lane has dimension g = lane / 4 of heads
-// 2 c and 2 c + 1; it leaves with those of g & ~1 and the next, of head 2 c + (g & 1).
-__device__ __forceinline__ u32 pair_up(float even_head, float odd_head) {
-  const bool odd = threadIdx.x & 4;
-  const float mine = odd ? odd_head : even_head, other = __shfl_xor_sync(0xffffffffu, odd ? even_head : odd_head, 4);
-  return odd ? to_bf162(other, mine) : to_bf162(mine, other);
-}

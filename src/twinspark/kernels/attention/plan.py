@@ -1,13 +1,13 @@
 """How attention is spread over a CUDA device. Plain numbers; no choice here changes a bit.
 
-Read next: cuda.py, then rows.cu and prompt.cu.
+Read next: cuda.py, then rows.cu, prompt.cu and portable.cu.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["split", "whole", "prompt"]
-"""Kernels: rows.cu with lists split over thread blocks or whole, and prompt.cu."""
+Kind = Literal["split", "whole", "prompt", "portable"]
+"""Kernels: rows.cu with lists split over thread blocks or whole; prompt.cu; portable.cu."""
 
 BLOCK = 64
 """List entries whose weighted sum is one partial sum."""
@@ -19,8 +19,9 @@ PAIRS = (4, 8, 16, 32)
 TILES = (8, 16, 32)
 """Heads of a thread block."""
 
-PROMPT_SIZE, PROMPT_HEADS, PROMPT_THREADS = 512, 32, 640
+PROMPT_SIZE, PROMPT_HEADS, PROMPT_THREADS, PORTABLE_THREADS = 512, 32, 640, 256
 _PROMPT_SHARED = 2 * (BLOCK * 1024 + PROMPT_HEADS * (1024 + 128)) + 4 * 640 + 4 * 512 + 128
+_PORTABLE_SHARED = BLOCK * 1024 + 8 * 3 * 2 * 512 + PROMPT_HEADS * 144 + 8 * 256 + 512 + 256 + 16
 _PART_PITCH = 68  # of rows.cuh
 _STATIC_BYTES = 1024
 _FEWEST_ITEMS, _FEWEST_SHORT_ITEMS = 64, 128
@@ -85,8 +86,8 @@ def why_not(spread: Spread, work: Work, device: Device) -> str | None:
     """Why a kernel cannot do this work on a device, or None when it can."""
     if shared_of(spread, work.size) + _STATIC_BYTES > device.shared:
         return "it needs more shared memory"
-    if spread.kind == "prompt":
-        if not device.wgmma:
+    if spread.kind in ("prompt", "portable"):
+        if spread.kind == "prompt" and not device.wgmma:
             return "the device has no wgmma"
         if work.size != PROMPT_SIZE or work.pool % BLOCK or not work.window:
             return (
@@ -104,6 +105,9 @@ def plan(work: Work, device: Device) -> Spread:
     if _thread_blocks(prompt, work) >= fewest and why_not(prompt, work, device) is None:
         return prompt
     if work.queries > _MOST_SPLIT_QUERIES:
+        portable = Spread("portable", PROMPT_HEADS)
+        if why_not(portable, work, device) is None:
+            return portable
         whole = [Spread("whole", tile) for tile in tiles]
         return next(s for s in whole if why_not(s, work, device) is None)
     split = [Spread("split", tile) for tile in tiles]
@@ -117,7 +121,7 @@ def plan(work: Work, device: Device) -> Spread:
 def grid_of(spread: Spread, work: Work, device: Device) -> tuple[int, int, int]:
     """Thread blocks of the launch."""
     across = -(-work.heads // spread.heads)
-    if spread.kind == "prompt":
+    if spread.kind in ("prompt", "portable"):
         return min(work.queries * across, device.processors), 1, 1
     return work.blocks if spread.kind == "split" else 1, work.queries, across
 
@@ -126,6 +130,8 @@ def shared_of(spread: Spread, size: int) -> int:
     """Dynamic shared memory a thread block needs: rows, queries, and scores by halves."""
     if spread.kind == "prompt":
         return _PROMPT_SHARED
+    if spread.kind == "portable":
+        return _PORTABLE_SHARED
     pitch = 2 * (size + 8)
     queries, scores = spread.heads * pitch, spread.heads * 2 * 4 * _PART_PITCH
     both = queries + scores if spread.kind == "whole" else max(queries, scores)
@@ -146,7 +152,7 @@ def shared_asked(spread: Spread, work: Work, device: Device) -> int:
 def macros(spread: Spread, work: Work, pairs: int) -> dict[str, int]:
     """Macros of the kernel's source."""
     common = {"HEAD": work.size, "PAIRS": pairs}
-    if spread.kind == "prompt":
+    if spread.kind in ("prompt", "portable"):
         return common
     return common | {"HEADS": spread.heads, "WHOLE": int(spread.kind == "whole")}
 

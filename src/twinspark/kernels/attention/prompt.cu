@@ -7,6 +7,8 @@
 //
 // Macros, besides those of common.cuh (HEAD 512): none.
 #include "common.cuh"
+#include "packed.cuh"
+#include "finish.cuh"
 #include "hopper.cuh"
 
 #define HEADS 32
@@ -63,45 +65,14 @@ __device__ __forceinline__ Decoder decoder() {
   asm volatile("" : "+r"(d.warp), "+r"(d.lane));
   return d;
 }
-// Where rows lie, in 16 bytes, a row a lane, and which there are. `magic` is 2^32 - 1 over the rows of a page.
-struct Found { u32 value_at, scale_at, valid; };
-template <int FORMAT>
-__device__ __forceinline__ Found find_group(const Source& source, u32 magic, int row) {
-  constexpr int VALUES = (FORMAT == WINDOW ? HEAD : HEAD / 2) / 16, SCALES = (FORMAT == WINDOW ? HEAD / 32 : HEAD / 16) / 16;
-  const u32 number = (u32)max(row, 0), rows = (u32)source.page_rows;
-  u32 page = __umulhi(number, magic), in_page = number - page * rows;
-  if (in_page >= rows) { page++; in_page -= rows; }  // the product may be one short
-  Found f;
-  f.value_at = page * ((u32)source.value_step / 16) + in_page * VALUES;
-  f.scale_at = page * ((u32)source.scale_step / 16) + in_page * SCALES;
-  f.valid = __ballot_sync(0xffffffffu, row >= 0) & 0xff;
-  return f;
-}
 // 16 values of a row as they lie; of row 0 where there is none, as loads that may not happen are waited for.
 struct Held { u32 v[4], scale; };
 template <int FORMAT>
 __device__ __forceinline__ void ask_row(Held& h, const u8* values, const u8* scales, const Found& found, int r) {
   const u8* from = values + (u64)__shfl_sync(0xffffffffu, found.value_at, r) * 16;
   const u8* scale_from = scales + (u64)__shfl_sync(0xffffffffu, found.scale_at, r) * 16;
-  if (FORMAT == COMPRESSED) {
-    const uint2 v = __ldcg((const uint2*)from);
-    h.v[0] = v.x; h.v[1] = v.y;
-  } else {
-    const uint4 v = __ldcg((const uint4*)from);
-    h.v[0] = v.x; h.v[1] = v.y; h.v[2] = v.z; h.v[3] = v.w;
-  }
+  load_values<FORMAT>(h.v, from);
   h.scale = __ldcg(scale_from);
-}
-// `swap`: the second half goes first, so that stores meet no bank twice.
-template <int FORMAT>
-__device__ __forceinline__ void put_row(u32 to, const Held& h, bool swap) {
-  const u32 scale = FORMAT == COMPRESSED ? e4m3_scale(h.scale) : e8m0_scale(h.scale);
-#pragma unroll
-  for (int half = 0; half < 2; half++, to ^= 16) {
-    const bool second = half ? !swap : swap;
-    if (FORMAT == COMPRESSED) store_16(to, e2m1_eight(second ? h.v[1] : h.v[0], scale));
-    else store_16(to, e4m3_words(second ? h.v[2] : h.v[0], second ? h.v[3] : h.v[1], scale));
-  }
 }
 
 // A run of list blocks whose rows have one packed format. A warp decodes GROUP of its lines while the next ones
@@ -143,7 +114,7 @@ __device__ __forceinline__ void decode_run(
     const u32 at = (to + stage * ROWS_BYTES + part * GROUP / 8 * 1024) ^ (part * GROUP % 8 * 144);
 #pragma unroll
     for (int r = 0; r < GROUP; r++) {
-      put_row<FORMAT>(at ^ (r * 144), held[r], swap);
+      put_values<FORMAT>(at ^ (r * 144), held[r].v, held[r].scale, swap);
       ask_row<FORMAT>(held[r], values, scales, found, r);
     }
     if (part == PARTS - 1) {
@@ -293,23 +264,6 @@ __device__ __forceinline__ void weigh(
 
 // ---- sums
 
-// Quotients of 16 sums times `factor`, of even and odd heads, as __fdiv_rn gives them: `inverse` is the rounded
-// reciprocal, and two corrections are exact where nothing underflows. Divisors are 1 to about the list's length.
-__device__ __forceinline__ void divide(float q[16], const float v[16], const float factor[2], const float total[2], const float inverse[2]) {
-  bool odd_size = false;
-#pragma unroll
-  for (int i = 0; i < 16; i++) {
-    const float x = v[i] * factor[i & 1], t = total[i & 1], y = inverse[i & 1];
-    odd_size |= (__float_as_uint(x) & 0x7fffffffu) - 0x12800000u > 0x50000000u;  // not from 2^-90 to 2^70
-    q[i] = x * y;
-    q[i] = fmaf(fmaf(-q[i], t, x), y, q[i]);
-    q[i] = fmaf(fmaf(-q[i], t, x), y, q[i]);
-  }
-  if (odd_size) {
-#pragma unroll
-    for (int i = 0; i < 16; i++) q[i] = __fdiv_rn(v[i] * factor[i & 1], total[i & 1]);
-  }
-}
 // A finished row's sums of 256 dimensions to `out`, whose first head is the item's.
 __device__ __forceinline__ void store_row(
     const float there[4][16], const Stat& stat, int half, u16* out, const float* cos, const float* sin, int heads) {
