@@ -70,11 +70,14 @@ def test_tiles_compile(bits: int, arch: str) -> None:
     assert all(name in cubin for name in (b"exl3_rotate_tiled", b"exl3_tiles"))
 
 
-@pytest.mark.parametrize("rows", slab_variants(H200))
-def test_slabs_compile(rows: int) -> None:  # for one device only
-    assert plan_slab(2048, 5120, 2304, GB10) is None
-    cubin = compile_cubin(SLAB_SOURCE, arch="sm_90a", defines=slab_variants(H200)[rows])
-    assert all(name in cubin for name in (b"exl3_rotate_wide", b"exl3_slab"))
+@pytest.mark.parametrize("device", DEVICES.values(), ids=list(DEVICES))
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_slabs_compile(arch: str, device: Device) -> None:
+    if device.wgmma and arch != "sm_90a":
+        pytest.skip("instructions of compute capability 9.0")
+    for defines in slab_variants(device).values():
+        cubin = compile_cubin(SLAB_SOURCE, arch=arch, defines=defines)
+        assert all(name in cubin for name in (b"exl3_rotate_wide", b"exl3_slab"))
 
 
 @pytest.mark.parametrize("codebook", Codebook)
@@ -95,6 +98,18 @@ def test_slabs_are_bounded() -> None:
             assert plan.columns % 128 == 0
             stages = slab_variants(H200)[plan.rows]["STAGES"]
             assert stages * 64 * (plan.rows + 128) * 2 <= plan.shared and stages >= 2
+
+
+def test_slabs_without_wgmma_are_bounded() -> None:
+    for inputs, outputs in SHAPES_OF_PLANS:
+        assert plan_slab(511, inputs, outputs, GB10) is None
+        for rows in (512, 1000, 4096):
+            plan = plan_slab(rows, inputs, outputs, GB10)
+            assert plan is not None and plan.columns % 128 == 0
+            assert plan.columns == 128 or plan.columns * inputs * 2 <= 16 << 20
+            stages = slab_variants(GB10)[plan.rows]["STAGES"]
+            assert stages * 64 * (plan.rows + 128) * 2 <= plan.shared and stages >= 2
+            assert plan.shared + 2048 <= GB10.shared
 
 
 def test_compiled_code_is_kept_and_found_again(tmp_path: Path) -> None:
@@ -245,25 +260,32 @@ def test_prompt_rows_have_the_bits_of_decode(bits: int) -> None:
         assert many.isfinite().all()
 
 
-def with_rows(plan: SlabPlan | None, rows: int) -> SlabPlan | None:
+def with_rows(plan: SlabPlan | None, rows: int, device: Device) -> SlabPlan | None:
     """The plan with blocks of so many rows, where it is one."""
     if plan is None:
         return None
-    stages = slab_variants(H200)[rows]["STAGES"]
+    stages = slab_variants(device)[rows]["STAGES"]
     shared = max(stages * 64 * (rows + 128) * 2, rows * 4 * 132)
     return replace(plan, rows=rows, shared=shared)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("block_rows", [128, 160, 192])
+@pytest.mark.parametrize(
+    ("device", "block_rows"),
+    [(H200, 128), (H200, 160), (H200, 192), (GB10, 64), (GB10, 128)],
+    ids=lambda value: str(value) if isinstance(value, int) else f"wgmma{int(value.wgmma)}",
+)
 def test_rows_through_slabs_have_the_bits_of_decode(
-    block_rows: int, monkeypatch: pytest.MonkeyPatch
+    device: Device, block_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("slabs are multiplied by instructions of compute capability 9.0")
-    monkeypatch.setattr(
-        cuda, "slab_plan", lambda index, *shape: with_rows(plan_slab(*shape, H200), block_rows)
-    )
+    if device.wgmma and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("instructions of compute capability 9.0")
+    monkeypatch.setattr(cuda, "device_of", lambda index: device)
+
+    def plan(index: int, *shape: int) -> SlabPlan | None:
+        return with_rows(plan_slab(*shape, device), block_rows, device)
+
+    monkeypatch.setattr(cuda, "slab_plan", plan)
     for inputs, outputs, count in ((640, 384, 1024), (1152, 1280, 1537), (5120, 2304, 2048)):
         prepared = prepared_on_gpu(random_matrix(inputs, outputs, bits2=6, seed=2, bias=True))
         x = rows_of(count, inputs, seed=3).bfloat16()

@@ -32,6 +32,10 @@ launch: the fewer blocks there are, the longer each has decoded alone. Compared 
 _SMALL_WEIGHTS, _SMALL_SLAB_ROWS = 1 << 22, 1024  # smaller matrices were not compared
 _SLAB_BYTES = 64 << 20
 _SLAB_BLOCK_ROWS = (192, 160, 128)
+_PORTABLE_SLAB_ROWS = 512  # from here on without wgmma; an estimate
+_PORTABLE_SLAB_BYTES = 16 << 20  # with rows beside it in the 24 MB L2 of a GB10
+_PORTABLE_BLOCK_ROWS = (128, 64)
+_PORTABLE_GROUP = 8  # column blocks side by side
 _SLAB_PART_INPUTS = 64
 _SLAB_TAIL = 8  # rows that a block's start and end cost as much as
 
@@ -275,23 +279,27 @@ class SlabPlan:
         rows: of a block of slab.cu.
         columns: decoded at a time, at most.
         shared: dynamic shared memory of a block.
+        threads: of a block.
     """
 
     rows: int
     columns: int
     shared: int
+    threads: int
 
 
 def plan_slab(
-    rows: int, inputs: int, outputs: int, device: Device, *, most_bytes: int = _SLAB_BYTES
+    rows: int, inputs: int, outputs: int, device: Device, *, most_bytes: int | None = None
 ) -> SlabPlan | None:
     """Blocks of slab.cu for so many rows, or None where they are too few or it cannot run.
 
-    The slab holds `most_bytes` at most (a block of columns at least). Rows of a block are those
+    The slab holds `most_bytes` at most (a block of columns at least; None is what suits the device). Rows of a block are those
     whose last wave of blocks wastes least.
     """
-    if not device.wgmma or rows < _fewest_slab_rows(inputs, outputs, device):
+    if rows < _fewest_slab_rows(inputs, outputs, device):
         return None
+    if most_bytes is None:
+        most_bytes = slab_bytes(device)
     columns = min(outputs, max(most_bytes // (2 * inputs) // 128, 1) * 128)
 
     def busy(block_rows: int) -> int:
@@ -299,12 +307,24 @@ def plan_slab(
         slabs = [min(columns, outputs - first) // 128 for first in range(0, outputs, columns)]
         return sum(-(-blocks * s // device.processors) for s in slabs) * (block_rows + _SLAB_TAIL)
 
-    best = min(_SLAB_BLOCK_ROWS, key=busy)
+    best = min(_block_rows(device), key=busy)
     stages, stage = _slab_ring(best, device)
-    return SlabPlan(best, columns, max(stages * stage, best * _SUM_PITCH_BYTES))
+    shared = max(stages * stage, best * _SUM_PITCH_BYTES)
+    return SlabPlan(best, columns, shared, threads=384 if device.wgmma else 288)
+
+
+def slab_bytes(device: Device) -> int:
+    """The largest slab that suits a device."""
+    return _SLAB_BYTES if device.wgmma else _PORTABLE_SLAB_BYTES
+
+
+def _block_rows(device: Device) -> tuple[int, ...]:
+    return _SLAB_BLOCK_ROWS if device.wgmma else _PORTABLE_BLOCK_ROWS
 
 
 def _fewest_slab_rows(inputs: int, outputs: int, device: Device) -> int:
+    if not device.wgmma:
+        return _PORTABLE_SLAB_ROWS
     if inputs * outputs < _SMALL_WEIGHTS:
         return _SMALL_SLAB_ROWS
     blocks = outputs / 128 / device.processors
@@ -320,7 +340,13 @@ def _slab_ring(block_rows: int, device: Device) -> tuple[int, int]:
 def slab_variants(device: Device) -> dict[int, dict[str, int]]:
     """Macros of slab.cu for each number of rows that `plan_slab` may choose."""
     return {
-        rows: {"ROWS": rows, "STAGES": _slab_ring(rows, device)[0]} for rows in _SLAB_BLOCK_ROWS
+        rows: {
+            "ROWS": rows,
+            "STAGES": _slab_ring(rows, device)[0],
+            "WGMMA": int(device.wgmma),
+            "GROUP": 0 if device.wgmma else _PORTABLE_GROUP,
+        }
+        for rows in _block_rows(device)
     }
 
 

@@ -39,6 +39,7 @@ from twinspark.kernels.exl3.cuda_plan import (
     plan_tiles,
     plan_whole,
     rows_defines,
+    slab_bytes,
     slab_variants,
     tiles_defines,
     unpack_defines,
@@ -147,6 +148,8 @@ def _slab_plan(index: int, num: int, rows: int, inputs: int, outputs: int) -> Sl
     if rows > _MOST_SLAB_ROWS or one is None:
         return None
     together = num * outputs
+    if not device.wgmma and 2 * inputs * together > slab_bytes(device):
+        return None  # one after another: their slabs do not fit the L2 together
     plan = plan_slab(rows, inputs, together, device, most_bytes=2 * inputs * together)
     return replace(one if plan is None else plan, columns=outputs)
 
