@@ -107,8 +107,9 @@ def test_slabs_without_wgmma_are_bounded() -> None:
             plan = plan_slab(rows, inputs, outputs, GB10)
             assert plan is not None and plan.columns % 128 == 0
             assert plan.columns == 128 or plan.columns * inputs * 2 <= 16 << 20
-            stages = slab_variants(GB10)[plan.rows]["STAGES"]
-            assert stages * 64 * (plan.rows + 128) * 2 <= plan.shared and stages >= 2
+            defines = slab_variants(GB10)[plan.rows]
+            stages, part = defines["STAGES"], defines["PART_INPUTS"]
+            assert stages * part * (plan.rows + 128) * 2 <= plan.shared and stages >= 2
             assert plan.shared + 2048 <= GB10.shared
 
 
@@ -265,7 +266,8 @@ def with_rows(plan: SlabPlan | None, rows: int, device: Device) -> SlabPlan | No
     if plan is None:
         return None
     stages = slab_variants(device)[rows]["STAGES"]
-    shared = max(stages * 64 * (rows + 128) * 2, rows * 4 * 132)
+    part = slab_variants(device)[rows]["PART_INPUTS"]
+    shared = max(stages * part * (rows + 128) * 2, rows * 4 * 132)
     return replace(plan, rows=rows, shared=shared)
 
 

@@ -36,7 +36,7 @@ _PORTABLE_SLAB_ROWS = 512  # from here on without wgmma; an estimate
 _PORTABLE_SLAB_BYTES = 16 << 20  # with rows beside it in the 24 MB L2 of a GB10
 _PORTABLE_BLOCK_ROWS = (128, 64)
 _PORTABLE_GROUP = 8  # column blocks side by side
-_SLAB_PART_INPUTS = 64
+_SLAB_PART_INPUTS, _PORTABLE_PART_INPUTS = 64, 32
 _SLAB_TAIL = 8  # rows that a block's start and end cost as much as
 
 
@@ -310,7 +310,7 @@ def plan_slab(
     best = min(_block_rows(device), key=busy)
     stages, stage = _slab_ring(best, device)
     shared = max(stages * stage, best * _SUM_PITCH_BYTES)
-    return SlabPlan(best, columns, shared, threads=384 if device.wgmma else 288)
+    return SlabPlan(best, columns, shared, threads=384 if device.wgmma else 256)
 
 
 def slab_bytes(device: Device) -> int:
@@ -333,8 +333,12 @@ def _fewest_slab_rows(inputs: int, outputs: int, device: Device) -> int:
 
 def _slab_ring(block_rows: int, device: Device) -> tuple[int, int]:
     """Stages and bytes of one."""
-    stage = (block_rows + 128) * 2 * _SLAB_PART_INPUTS
+    stage = (block_rows + 128) * 2 * _part_inputs(device)
     return (device.shared - _STATIC_BYTES) // stage, stage
+
+
+def _part_inputs(device: Device) -> int:
+    return _SLAB_PART_INPUTS if device.wgmma else _PORTABLE_PART_INPUTS
 
 
 def slab_variants(device: Device) -> dict[int, dict[str, int]]:
@@ -343,6 +347,7 @@ def slab_variants(device: Device) -> dict[int, dict[str, int]]:
         rows: {
             "ROWS": rows,
             "STAGES": _slab_ring(rows, device)[0],
+            "PART_INPUTS": _part_inputs(device),
             "WGMMA": int(device.wgmma),
             "GROUP": 0 if device.wgmma else _PORTABLE_GROUP,
         }

@@ -4,13 +4,12 @@
 // ahead: 8 x 8 blocks of 128 bytes are what ldmatrix reads without conflicts, too.
 //
 // Macros: WGMMA 1 for compute capability 9.0, ROWS of a block (128, 160 or 192; without WGMMA 64 or 128), STAGES of the
-// ring of 64-input parts, GROUP column blocks that are multiplied side by side (0: all rows of one column block first).
+// ring of parts of PART_INPUTS (32 or 64; a multiple of 64 with WGMMA), GROUP column blocks that are multiplied side by side (0: all rows of one column block first).
 #include "common.cuh"
 #include "wide.cuh"
 
 #define WARPS 8
 #define ROW_TILES (ROWS / 8)
-#define PART_INPUTS 64
 #define COLUMNS 128
 #define X_BYTES (ROWS * PART_INPUTS * 2)
 #define W_BYTES (COLUMNS * PART_INPUTS * 2)
@@ -170,8 +169,9 @@ __device__ __forceinline__ void finish_rows(const float* sums, const Output& out
 
 // xr as exl3_rotate_wide leaves it, `slab` as exl3_unpack does from column `first` on; rows of y are `pitch` apart.
 // grid (M / ROWS up, columns / 128, matrices); with a `table` those of several matrices, results y_step bytes apart.
-// One more warp than WARPS only asks for bytes; with WGMMA it has a warpgroup, and the others get its registers.
-extern "C" __global__ void __launch_bounds__(32 * WARPS + (WGMMA ? 128 : 32), 1) exl3_slab(
+// With WGMMA a third warpgroup, whose registers the others get, has a warp that only asks for bytes; else warp 0 asks
+// for them amid its work: registers of 9 warps would be those of 12.
+extern "C" __global__ void __launch_bounds__(32 * WARPS + (WGMMA ? 128 : 0), 1) exl3_slab(
     const u16* __restrict__ slab, const u16* __restrict__ svh, const u16* __restrict__ bias,
     const u16* __restrict__ xr, void* __restrict__ y, int M, int K, int pitch, int first, int y_type,
     const u64* __restrict__ table, int y_step) {
@@ -198,27 +198,26 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS + (WGMMA ? 128 : 32), 1)
 #else
   const int row_block = blockIdx.x, column_block = blockIdx.y;
 #endif
-  if (warp >= WARPS) {
+  const char* rows = (const char*)(xr + (u64)row_block * K * ROWS);
+  const char* weights = (const char*)(slab + (u64)column_block * K * COLUMNS);
+  const auto ask = [&](int part, int stage) {
+    const u32 to = shared_at + stage * STAGE_BYTES, full_here = full_at + 8 * stage;
+    barrier_expect(full_here, STAGE_BYTES);
+    bulk_copy(to, rows + (u64)part * X_BYTES, X_BYTES, full_here);
+    bulk_copy(to + X_BYTES, weights + (u64)part * W_BYTES, W_BYTES, full_here);
+  };
 #if WGMMA
+  if (warp >= WARPS) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-#endif
     wait_for_producer();
-    const char* rows = (const char*)(xr + (u64)row_block * K * ROWS);
-    const char* weights = (const char*)(slab + (u64)column_block * K * COLUMNS);
     int stage = 0, parity = 1;
     for (int part = 0; part < parts && warp == WARPS; part++) {
-      const u32 to = shared_at + stage * STAGE_BYTES, full_here = full_at + 8 * stage;
       if (part >= STAGES) barrier_wait(empty_at + 8 * stage, parity);
-      if (lane == 0) {
-        barrier_expect(full_here, STAGE_BYTES);
-        bulk_copy(to, rows + (u64)part * X_BYTES, X_BYTES, full_here);
-        bulk_copy(to + X_BYTES, weights + (u64)part * W_BYTES, W_BYTES, full_here);
-      }
+      if (lane == 0) ask(part, stage);
       __syncwarp();
       if (++stage == STAGES) { stage = 0; parity ^= 1; }
     }
   } else {
-#if WGMMA
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     float total[ROW_TILES][4];
     int stage = 0, parity = 0;
@@ -253,12 +252,18 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS + (WGMMA ? 128 : 32), 1)
     float* sums = (float*)shared;
     leave_sums<ROW_TILES, SUM_PITCH>(sums, total, warp, lane);
 #else
+  {
+    if (warp == 0) {
+      wait_for_producer();
+      for (int part = 0; part < min(STAGES, parts) && lane == 0; part++) ask(part, part);
+      __syncwarp();
+    }
     const int row0 = warp % ROW_WARPS * WARP_ROWS, column0 = warp / ROW_WARPS * 16 * COLUMN_TILES;
     const u32 row_line = ((lane >> 3 & 1) * ROWS + row0 + (lane >> 4) * 8 + (lane & 7)) * 16;
     const u32 column_line = X_BYTES + ((lane >> 4) * COLUMNS + column0 + (lane >> 3 & 1) * 8 + (lane & 7)) * 16;
     float total[COLUMN_TILES][WARP_TILES][4];
     Operands f[2];
-    int stage = 0, parity = 0;
+    int stage = 0, parity = 0, stage_before = 0, parity_before = 0;
     barrier_wait(full_at, 0);
     load_step(f[0], shared_at + column_line, shared_at + row_line, 0);
     for (int part = 0; part < parts;) {
@@ -272,7 +277,13 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS + (WGMMA ? 128 : 32), 1)
         for (int t = 0; t + 1 < STEPS; t++) {
           load_step(f[(t + 1) % 2], here + column_line, here + row_line, t + 1);
           multiply_step(acc, f[t % 2]);
+          if (t == STEPS / 2 - 1 && warp == 0 && part > 0 && part - 1 + STAGES < parts) {
+            barrier_wait(empty_at + 8 * stage_before, parity_before);  // by now others have left it, too
+            if (lane == 0) ask(part - 1 + STAGES, stage_before);
+            __syncwarp();
+          }
         }
+        stage_before = stage; parity_before = parity;
         if (++stage == STAGES) { stage = 0; parity ^= 1; }
         if (part + 1 < parts) {
           const u32 next = shared_at + stage * STAGE_BYTES;
