@@ -293,8 +293,8 @@ def plan_slab(
 ) -> SlabPlan | None:
     """Blocks of slab.cu for so many rows, or None where they are too few or it cannot run.
 
-    The slab holds `most_bytes` at most (a block of columns at least; None is what suits the device). Rows of a block are those
-    whose last wave of blocks wastes least.
+    The slab holds `most_bytes` at most, or what suits the device (a block of columns at least).
+    Rows of a block are those whose last wave of blocks wastes least.
     """
     if rows < _fewest_slab_rows(inputs, outputs, device):
         return None
