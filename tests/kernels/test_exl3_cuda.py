@@ -102,15 +102,26 @@ def test_slabs_are_bounded() -> None:
 
 def test_slabs_without_wgmma_are_bounded() -> None:
     for inputs, outputs in SHAPES_OF_PLANS:
-        assert plan_slab(511, inputs, outputs, GB10) is None
-        for rows in (512, 1000, 4096):
+        fewest = 1024 if (inputs, outputs) == (128, 128) else 512
+        assert plan_slab(fewest - 1, inputs, outputs, GB10) is None
+        for rows in (fewest, 1100, 4096):
             plan = plan_slab(rows, inputs, outputs, GB10)
             assert plan is not None and plan.columns % 128 == 0
-            assert plan.columns == 128 or plan.columns * inputs * 2 <= 16 << 20
-            defines = slab_variants(GB10)[plan.rows]
-            stages, part = defines["STAGES"], defines["PART_INPUTS"]
-            assert stages * part * (plan.rows + 128) * 2 <= plan.shared and stages >= 2
+            assert plan.columns * inputs * 2 <= 20 << 20
+            stages = slab_variants(GB10)[plan.rows]["STAGES"]
+            assert stages * 64 * (plan.rows + 128) * 2 <= plan.shared and stages >= 3
             assert plan.shared + 2048 <= GB10.shared
+
+
+def test_rows_of_blocks_without_wgmma_leave_no_multiprocessor_idle() -> None:
+    like_h200 = replace(H200, shared=GB10.shared, wgmma=False)
+    shapes = {(5120, 1792): 1792, (1280, 16384): 8192, (4096, 5120): 2560, (5120, 1152): 1152}
+    for (inputs, outputs), columns in shapes.items():
+        few, many = (plan_slab(rows, inputs, outputs, like_h200) for rows in (512, 4096))
+        assert few is not None and many is not None
+        assert (few.columns, many.columns) == (columns, columns)
+        assert many.rows == 128
+        assert few.rows == (64 if outputs < 4096 else 128)
 
 
 def test_compiled_code_is_kept_and_found_again(tmp_path: Path) -> None:
@@ -266,8 +277,7 @@ def with_rows(plan: SlabPlan | None, rows: int, device: Device) -> SlabPlan | No
     if plan is None:
         return None
     stages = slab_variants(device)[rows]["STAGES"]
-    part = slab_variants(device)[rows]["PART_INPUTS"]
-    shared = max(stages * part * (rows + 128) * 2, rows * 4 * 132)
+    shared = max(stages * 64 * (rows + 128) * 2, rows * 4 * 132)
     return replace(plan, rows=rows, shared=shared)
 
 
@@ -288,7 +298,11 @@ def test_rows_through_slabs_have_the_bits_of_decode(
         return with_rows(plan_slab(*shape, device), block_rows, device)
 
     monkeypatch.setattr(cuda, "slab_plan", plan)
-    for inputs, outputs, count in ((640, 384, 1024), (1152, 1280, 1537), (5120, 2304, 2048)):
+    shapes = [(640, 384, 1024), (1152, 1280, 1537), (5120, 2304, 2048), (1280, 16384, 1100)]
+    for inputs, outputs, count in shapes:  # without wgmma the last two go in two slabs each
+        made = plan(0, count, inputs, outputs)
+        assert made is not None and made.rows == block_rows
+        assert device.wgmma or (made.columns < outputs) == (outputs > 2000)
         prepared = prepared_on_gpu(random_matrix(inputs, outputs, bits2=6, seed=2, bias=True))
         x = rows_of(count, inputs, seed=3).bfloat16()
         x[7], x[count - 3] = float("nan"), 1e30

@@ -32,12 +32,15 @@ launch: the fewer blocks there are, the longer each has decoded alone. Compared 
 _SMALL_WEIGHTS, _SMALL_SLAB_ROWS = 1 << 22, 1024  # smaller matrices were not compared
 _SLAB_BYTES = 64 << 20
 _SLAB_BLOCK_ROWS = (192, 160, 128)
-_PORTABLE_SLAB_ROWS = 512  # from here on without wgmma; an estimate
-_PORTABLE_SLAB_BYTES = 16 << 20  # with rows beside it in the 24 MB L2 of a GB10
-_PORTABLE_BLOCK_ROWS = (128, 64)
-_PORTABLE_GROUP = 8  # column blocks side by side
-_SLAB_PART_INPUTS, _PORTABLE_PART_INPUTS = 64, 32
+_SLAB_PART_INPUTS = 64
 _SLAB_TAIL = 8  # rows that a block's start and end cost as much as
+_PORTABLE_SLAB_ROWS = 512
+"""Without wgmma slabs serve from here on. A slab and its launches cost about 10 us, a wave of 64 or
+128 rows of 5120 inputs 38 or 54, and tiles 30 for 32 rows (H200 without its wgmma, 2026-12-01): at
+512 rows slabs are at least as fast for every shape compared, at 256 rows for few."""
+_PORTABLE_SLAB_BYTES = 20 << 20  # of the 24 MB L2 of a GB10; the 17.5 MiB of 5120 x 1792 fit
+_PORTABLE_BLOCK_ROWS = (128, 64)
+_PORTABLE_TAIL = 40  # 64 rows load more for each product
 
 
 @dataclass(frozen=True)
@@ -280,12 +283,14 @@ class SlabPlan:
         columns: decoded at a time, at most.
         shared: dynamic shared memory of a block.
         threads: of a block.
+        matrices: multiplied by at a time, at most.
     """
 
     rows: int
     columns: int
     shared: int
     threads: int
+    matrices: int = 1
 
 
 def plan_slab(
@@ -302,10 +307,12 @@ def plan_slab(
         most_bytes = slab_bytes(device)
     columns = min(outputs, max(most_bytes // (2 * inputs) // 128, 1) * 128)
 
+    tail = _SLAB_TAIL if device.wgmma else _PORTABLE_TAIL
+
     def busy(block_rows: int) -> int:
         blocks = -(-rows // block_rows)
         slabs = [min(columns, outputs - first) // 128 for first in range(0, outputs, columns)]
-        return sum(-(-blocks * s // device.processors) for s in slabs) * (block_rows + _SLAB_TAIL)
+        return sum(-(-blocks * s // device.processors) for s in slabs) * (block_rows + tail)
 
     best = min(_block_rows(device), key=busy)
     stages, stage = _slab_ring(best, device)
@@ -323,22 +330,18 @@ def _block_rows(device: Device) -> tuple[int, ...]:
 
 
 def _fewest_slab_rows(inputs: int, outputs: int, device: Device) -> int:
-    if not device.wgmma:
-        return _PORTABLE_SLAB_ROWS
     if inputs * outputs < _SMALL_WEIGHTS:
         return _SMALL_SLAB_ROWS
+    if not device.wgmma:
+        return _PORTABLE_SLAB_ROWS
     blocks = outputs / 128 / device.processors
     return next(rows for most, rows in _SLAB_ROWS if blocks <= most)
 
 
 def _slab_ring(block_rows: int, device: Device) -> tuple[int, int]:
     """Stages and bytes of one."""
-    stage = (block_rows + 128) * 2 * _part_inputs(device)
+    stage = (block_rows + 128) * 2 * _SLAB_PART_INPUTS
     return (device.shared - _STATIC_BYTES) // stage, stage
-
-
-def _part_inputs(device: Device) -> int:
-    return _SLAB_PART_INPUTS if device.wgmma else _PORTABLE_PART_INPUTS
 
 
 def slab_variants(device: Device) -> dict[int, dict[str, int]]:
@@ -347,9 +350,7 @@ def slab_variants(device: Device) -> dict[int, dict[str, int]]:
         rows: {
             "ROWS": rows,
             "STAGES": _slab_ring(rows, device)[0],
-            "PART_INPUTS": _part_inputs(device),
             "WGMMA": int(device.wgmma),
-            "GROUP": 0 if device.wgmma else _PORTABLE_GROUP,
         }
         for rows in _block_rows(device)
     }

@@ -4,12 +4,14 @@
 // ahead: 8 x 8 blocks of 128 bytes are what ldmatrix reads without conflicts, too.
 //
 // Macros: WGMMA 1 for compute capability 9.0, ROWS of a block (128, 160 or 192; without WGMMA 64 or 128), STAGES of the
-// ring of parts of PART_INPUTS (32 or 64; a multiple of 64 with WGMMA), GROUP column blocks that are multiplied side by side (0: all rows of one column block first).
+// ring of 64-input parts. Parts of 32 in twice the stages keep as many bytes under way, but made products without WGMMA
+// a fifth slower (5120x1792, 4,096 rows, H200): each part costs every warp a wait.
 #include "common.cuh"
 #include "wide.cuh"
 
 #define WARPS 8
 #define ROW_TILES (ROWS / 8)
+#define PART_INPUTS 64
 #define COLUMNS 128
 #define X_BYTES (ROWS * PART_INPUTS * 2)
 #define W_BYTES (COLUMNS * PART_INPUTS * 2)
@@ -115,9 +117,10 @@ __device__ __forceinline__ void wgmma(float c[ROW_TILES][4], u64 a, u64 b) {
 #endif
 }
 #else
-#define ROW_WARPS 4  // a warp has 64 columns and ROWS / 4 rows
-#define WARP_ROWS (ROWS / ROW_WARPS)
-#define COLUMN_TILES 4
+#define GROUP 8  // column blocks that are multiplied side by side
+#define WARP_ROWS 32  // and 64 columns of a warp, or 32: the fewest bytes of shared memory that registers allow
+#define ROW_WARPS (ROWS / WARP_ROWS)
+#define COLUMN_TILES (ROWS / 32)
 #define WARP_TILES (WARP_ROWS / 8)
 #define STEPS (PART_INPUTS / 16)
 struct Operands { u32 columns[COLUMN_TILES][4], rows[WARP_TILES / 2][4]; };
@@ -143,6 +146,13 @@ __device__ __forceinline__ void workers_sync() {
 // A warp has left a stage.
 __device__ __forceinline__ void leave_stage(u32 empty, int lane) {
   if (lane == 0) asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(empty) : "memory");
+}
+
+// A part's bytes, for a stage; `full` counts them.
+__device__ __forceinline__ void ask(u32 stage, u32 full, const char* rows, const char* weights, int part) {
+  barrier_expect(full, STAGE_BYTES);
+  bulk_copy(stage, rows + (u64)part * X_BYTES, X_BYTES, full);
+  bulk_copy(stage + X_BYTES, weights + (u64)part * W_BYTES, W_BYTES, full);
 }
 
 // Eight rows of sums a warp, rotated, scaled and stored.
@@ -191,29 +201,24 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS + (WGMMA ? 128 : 0), 1) 
     xr += (u64)blockIdx.z * gridDim.x * K * ROWS;
     y = (char*)y + (u64)blockIdx.z * y_step;
   }
-#if GROUP  // neighbours share rows, and those after them the columns: both are read from a small L2
+#if !WGMMA  // neighbours share rows, and those after them the columns: both are read from a small L2
   const int order = blockIdx.x + gridDim.x * blockIdx.y, group = order / (GROUP * gridDim.x) * GROUP;
   const int within = order - group * gridDim.x, width = min(GROUP, gridDim.y - group);
   const int row_block = within / width, column_block = group + within % width;
 #else
-  const int row_block = blockIdx.x, column_block = blockIdx.y;
+  const u32 row_block = blockIdx.x, column_block = blockIdx.y;
 #endif
-  const char* rows = (const char*)(xr + (u64)row_block * K * ROWS);
-  const char* weights = (const char*)(slab + (u64)column_block * K * COLUMNS);
-  const auto ask = [&](int part, int stage) {
-    const u32 to = shared_at + stage * STAGE_BYTES, full_here = full_at + 8 * stage;
-    barrier_expect(full_here, STAGE_BYTES);
-    bulk_copy(to, rows + (u64)part * X_BYTES, X_BYTES, full_here);
-    bulk_copy(to + X_BYTES, weights + (u64)part * W_BYTES, W_BYTES, full_here);
-  };
 #if WGMMA
   if (warp >= WARPS) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     wait_for_producer();
+    const char* rows = (const char*)(xr + (u64)row_block * K * ROWS);
+    const char* weights = (const char*)(slab + (u64)column_block * K * COLUMNS);
     int stage = 0, parity = 1;
     for (int part = 0; part < parts && warp == WARPS; part++) {
+      const u32 to = shared_at + stage * STAGE_BYTES, full_here = full_at + 8 * stage;
       if (part >= STAGES) barrier_wait(empty_at + 8 * stage, parity);
-      if (lane == 0) ask(part, stage);
+      if (lane == 0) ask(to, full_here, rows, weights, part);
       __syncwarp();
       if (++stage == STAGES) { stage = 0; parity ^= 1; }
     }
@@ -253,9 +258,12 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS + (WGMMA ? 128 : 0), 1) 
     leave_sums<ROW_TILES, SUM_PITCH>(sums, total, warp, lane);
 #else
   {
+    const char* rows = (const char*)(xr + (u64)row_block * K * ROWS);
+    const char* weights = (const char*)(slab + (u64)column_block * K * COLUMNS);
     if (warp == 0) {
       wait_for_producer();
-      for (int part = 0; part < min(STAGES, parts) && lane == 0; part++) ask(part, part);
+      for (int part = 0; part < min(STAGES, parts) && lane == 0; part++)
+        ask(shared_at + part * STAGE_BYTES, full_at + 8 * part, rows, weights, part);
       __syncwarp();
     }
     const int row0 = warp % ROW_WARPS * WARP_ROWS, column0 = warp / ROW_WARPS * 16 * COLUMN_TILES;
@@ -279,7 +287,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS + (WGMMA ? 128 : 0), 1) 
           multiply_step(acc, f[t % 2]);
           if (t == STEPS / 2 - 1 && warp == 0 && part > 0 && part - 1 + STAGES < parts) {
             barrier_wait(empty_at + 8 * stage_before, parity_before);  // by now others have left it, too
-            if (lane == 0) ask(part - 1 + STAGES, stage_before);
+            if (lane == 0)
+              ask(shared_at + stage_before * STAGE_BYTES, full_at + 8 * stage_before, rows, weights, part - 1 + STAGES);
             __syncwarp();
           }
         }
