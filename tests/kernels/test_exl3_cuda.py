@@ -115,13 +115,17 @@ def test_slabs_without_wgmma_are_bounded() -> None:
 
 def test_rows_of_blocks_without_wgmma_leave_no_multiprocessor_idle() -> None:
     like_h200 = replace(H200, shared=GB10.shared, wgmma=False)
-    shapes = {(5120, 1792): 1792, (1280, 16384): 8192, (4096, 5120): 2560, (5120, 1152): 1152}
-    for (inputs, outputs), columns in shapes.items():
-        few, many = (plan_slab(rows, inputs, outputs, like_h200) for rows in (512, 4096))
-        assert few is not None and many is not None
-        assert (few.columns, many.columns) == (columns, columns)
-        assert many.rows == 128
-        assert few.rows == (64 if outputs < 4096 else 128)
+    shapes = {  # rows, inputs, outputs: rows of a block, columns of a slab
+        (512, 5120, 1792): (64, 1792),
+        (4096, 5120, 1792): (128, 1792),
+        (512, 5120, 1152): (64, 1152),
+        (512, 4096, 5120): (128, 2560),
+        (1024, 4096, 5120): (128, 2048),  # 128 blocks at a time, not 160
+        (2048, 4096, 5120): (128, 2048),
+    }
+    for shape, wanted in shapes.items():
+        plan = plan_slab(*shape, like_h200)
+        assert plan is not None and (plan.rows, plan.columns) == wanted, shape
 
 
 def test_compiled_code_is_kept_and_found_again(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ of slabs on 2026-11-30. Read next: cuda.py, rows.cu, tiles.cu, slab.cu.
 
 import math
 from dataclasses import dataclass, replace
+from itertools import product
 
 from twinspark.kernels.exl3.codebook import Codebook
 from twinspark.kernels.exl3.linear import CHUNK_INPUTS
@@ -41,6 +42,7 @@ _PORTABLE_SLAB_ROWS = 512
 _PORTABLE_SLAB_BYTES = 20 << 20  # of the 24 MB L2 of a GB10; the 17.5 MiB of 5120 x 1792 fit
 _PORTABLE_BLOCK_ROWS = (128, 64)
 _PORTABLE_TAIL = 40  # 64 rows load more for each product
+_PORTABLE_LAUNCH = 50  # rows that one more slab costs as much as: 10 us at 4096 inputs
 
 
 @dataclass(frozen=True)
@@ -299,7 +301,8 @@ def plan_slab(
     """Blocks of slab.cu for so many rows, or None where they are too few or it cannot run.
 
     The slab holds `most_bytes` at most, or what suits the device (a block of columns at least).
-    Rows of a block are those whose last wave of blocks wastes least.
+    Rows of a block are those whose last wave of blocks wastes least; without wgmma, whose slabs are
+    small, columns are, too.
     """
     if rows < _fewest_slab_rows(inputs, outputs, device):
         return None
@@ -307,14 +310,18 @@ def plan_slab(
         most_bytes = slab_bytes(device)
     columns = min(outputs, max(most_bytes // (2 * inputs) // 128, 1) * 128)
 
-    tail = _SLAB_TAIL if device.wgmma else _PORTABLE_TAIL
+    tail, launch = (_SLAB_TAIL, 0) if device.wgmma else (_PORTABLE_TAIL, _PORTABLE_LAUNCH)
 
-    def busy(block_rows: int) -> int:
+    def busy(shape: tuple[int, int]) -> int:
+        block_rows, width = shape
         blocks = -(-rows // block_rows)
-        slabs = [min(columns, outputs - first) // 128 for first in range(0, outputs, columns)]
-        return sum(-(-blocks * s // device.processors) for s in slabs) * (block_rows + tail)
+        slabs = [min(width, outputs - first) // 128 for first in range(0, outputs, width)]
+        waves = sum(-(-blocks * s // device.processors) for s in slabs)
+        return waves * (block_rows + tail) + len(slabs) * launch
 
-    best = min(_block_rows(device), key=busy)
+    is_split = not device.wgmma and columns < outputs
+    widths = range(columns, columns // 2 if is_split else columns - 1, -128)
+    best, columns = min(product(_block_rows(device), widths), key=busy)
     stages, stage = _slab_ring(best, device)
     shared = max(stages * stage, best * _SUM_PITCH_BYTES)
     return SlabPlan(best, columns, shared, threads=384 if device.wgmma else 256)
