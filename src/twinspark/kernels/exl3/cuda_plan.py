@@ -37,11 +37,11 @@ _SLAB_PART_INPUTS = 64
 _SLAB_TAIL = 8  # rows that a block's start and end cost as much as
 _PORTABLE_SLAB_ROWS = 512
 """Without wgmma slabs serve from here on. A slab and its launches cost about 10 us, a wave of 64 or
-128 rows of 5120 inputs 38 or 54, and tiles 30 for 32 rows (H200 without its wgmma, 2026-12-01): at
-512 rows slabs are at least as fast for every shape compared, at 256 rows for few."""
+128 rows of 5120 inputs 38 or 54, and tiles 30 for 32 rows (fitted to times of an H200 without its
+wgmma, 2026-12-01): by that slabs are as fast or faster from 512 rows on, at 256 for few shapes."""
 _PORTABLE_SLAB_BYTES = 20 << 20  # of the 24 MB L2 of a GB10; the 17.5 MiB of 5120 x 1792 fit
 _PORTABLE_BLOCK_ROWS = (128, 64)
-_PORTABLE_TAIL = 40  # 64 rows load more for each product
+_PORTABLE_TAIL = 40  # 64 rows load more for each product; an estimate
 _PORTABLE_LAUNCH = 50  # rows that one more slab costs as much as: 10 us at 4096 inputs
 
 
