@@ -70,11 +70,14 @@ def test_tiles_compile(bits: int, arch: str) -> None:
     assert all(name in cubin for name in (b"exl3_rotate_tiled", b"exl3_tiles"))
 
 
-@pytest.mark.parametrize("rows", slab_variants(H200))
-def test_slabs_compile(rows: int) -> None:  # for one device only
-    assert plan_slab(2048, 5120, 2304, GB10) is None
-    cubin = compile_cubin(SLAB_SOURCE, arch="sm_90a", defines=slab_variants(H200)[rows])
-    assert all(name in cubin for name in (b"exl3_rotate_wide", b"exl3_slab"))
+@pytest.mark.parametrize("device", DEVICES.values(), ids=list(DEVICES))
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_slabs_compile(arch: str, device: Device) -> None:
+    if device.wgmma and arch != "sm_90a":
+        pytest.skip("instructions of compute capability 9.0")
+    for defines in slab_variants(device).values():
+        cubin = compile_cubin(SLAB_SOURCE, arch=arch, defines=defines)
+        assert all(name in cubin for name in (b"exl3_rotate_wide", b"exl3_slab"))
 
 
 @pytest.mark.parametrize("codebook", Codebook)
@@ -95,6 +98,34 @@ def test_slabs_are_bounded() -> None:
             assert plan.columns % 128 == 0
             stages = slab_variants(H200)[plan.rows]["STAGES"]
             assert stages * 64 * (plan.rows + 128) * 2 <= plan.shared and stages >= 2
+
+
+def test_slabs_without_wgmma_are_bounded() -> None:
+    for inputs, outputs in SHAPES_OF_PLANS:
+        fewest = 1024 if (inputs, outputs) == (128, 128) else 512
+        assert plan_slab(fewest - 1, inputs, outputs, GB10) is None
+        for rows in (fewest, 1100, 4096):
+            plan = plan_slab(rows, inputs, outputs, GB10)
+            assert plan is not None and plan.columns % 128 == 0
+            assert plan.columns * inputs * 2 <= 20 << 20
+            stages = slab_variants(GB10)[plan.rows]["STAGES"]
+            assert stages * 64 * (plan.rows + 128) * 2 <= plan.shared and stages >= 3
+            assert plan.shared + 2048 <= GB10.shared
+
+
+def test_rows_of_blocks_without_wgmma_leave_no_multiprocessor_idle() -> None:
+    like_h200 = replace(H200, shared=GB10.shared, wgmma=False)
+    shapes = {  # rows, inputs, outputs: rows of a block, columns of a slab
+        (512, 5120, 1792): (64, 1792),
+        (4096, 5120, 1792): (128, 1792),
+        (512, 5120, 1152): (64, 1152),
+        (512, 4096, 5120): (128, 2560),
+        (1024, 4096, 5120): (128, 2048),  # 128 blocks at a time, not 160
+        (2048, 4096, 5120): (128, 2048),
+    }
+    for shape, wanted in shapes.items():
+        plan = plan_slab(*shape, like_h200)
+        assert plan is not None and (plan.rows, plan.columns) == wanted, shape
 
 
 def test_compiled_code_is_kept_and_found_again(tmp_path: Path) -> None:
@@ -245,26 +276,37 @@ def test_prompt_rows_have_the_bits_of_decode(bits: int) -> None:
         assert many.isfinite().all()
 
 
-def with_rows(plan: SlabPlan | None, rows: int) -> SlabPlan | None:
+def with_rows(plan: SlabPlan | None, rows: int, device: Device) -> SlabPlan | None:
     """The plan with blocks of so many rows, where it is one."""
     if plan is None:
         return None
-    stages = slab_variants(H200)[rows]["STAGES"]
+    stages = slab_variants(device)[rows]["STAGES"]
     shared = max(stages * 64 * (rows + 128) * 2, rows * 4 * 132)
     return replace(plan, rows=rows, shared=shared)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("block_rows", [128, 160, 192])
+@pytest.mark.parametrize(
+    ("device", "block_rows"),
+    [(H200, 128), (H200, 160), (H200, 192), (GB10, 64), (GB10, 128)],
+    ids=lambda value: str(value) if isinstance(value, int) else f"wgmma{int(value.wgmma)}",
+)
 def test_rows_through_slabs_have_the_bits_of_decode(
-    block_rows: int, monkeypatch: pytest.MonkeyPatch
+    device: Device, block_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("slabs are multiplied by instructions of compute capability 9.0")
-    monkeypatch.setattr(
-        cuda, "slab_plan", lambda index, *shape: with_rows(plan_slab(*shape, H200), block_rows)
-    )
-    for inputs, outputs, count in ((640, 384, 1024), (1152, 1280, 1537), (5120, 2304, 2048)):
+    if device.wgmma and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("instructions of compute capability 9.0")
+    monkeypatch.setattr(cuda, "device_of", lambda index: device)
+
+    def plan(index: int, *shape: int) -> SlabPlan | None:
+        return with_rows(plan_slab(*shape, device), block_rows, device)
+
+    monkeypatch.setattr(cuda, "slab_plan", plan)
+    shapes = [(640, 384, 1024), (1152, 1280, 1537), (5120, 2304, 2048), (1280, 16384, 1100)]
+    for inputs, outputs, count in shapes:  # without wgmma the last two go in two slabs each
+        made = plan(0, count, inputs, outputs)
+        assert made is not None and made.rows == block_rows
+        assert device.wgmma or (made.columns < outputs) == (outputs > 2000)
         prepared = prepared_on_gpu(random_matrix(inputs, outputs, bits2=6, seed=2, bias=True))
         x = rows_of(count, inputs, seed=3).bfloat16()
         x[7], x[count - 3] = float("nan"), 1e30

@@ -5,7 +5,7 @@ import torch
 from tests.kernels.exl3_data import random_matrix
 
 from twinspark.kernels.cuda.compile import ARCHITECTURES, compile_cubin
-from twinspark.kernels.exl3 import Codebook
+from twinspark.kernels.exl3 import Codebook, cuda
 from twinspark.kernels.exl3 import many as body
 from twinspark.kernels.exl3.cuda import (
     ROWS_SOURCE,
@@ -23,6 +23,7 @@ from twinspark.kernels.exl3.cuda_plan import (
 )
 from twinspark.kernels.exl3.many import cuda_variants, exl3_many, prepare_many, why_not_many
 
+GB10 = Device(processors=48, shared=101376, wgmma=False)
 SHAPES = [(2, 256, 128), (8, 1024, 256), (3, 640, 256)]  # matrices, inputs, outputs
 
 
@@ -64,9 +65,22 @@ def test_slabs_of_all_matrices_in_one_go(monkeypatch: pytest.MonkeyPatch) -> Non
         assert [plan is None for plan in small] == [True, False, True]
     for rows, plan in plans.items():
         if plan is not None:
-            assert plan.columns == 1024  # a slab a matrix
+            assert plan.columns == 1024 and plan.matrices == 4  # a slab a matrix
             stages = slab_variants(device)[plan.rows]["STAGES"]
             assert plan.shared >= stages * (plan.rows + 128) * 128, rows
+
+
+def test_slabs_without_wgmma_hold_some_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "device_of", lambda index: GB10)
+    assert body._slab_plan(-2, 4, 511, 4096, 1024) is None
+    for count, together in ((2, 2), (3, 2), (4, 2), (8, 2)):
+        for rows in (512, 2049, 4096):
+            plan = body._slab_plan(-2, count, rows, 4096, 1024)
+            assert plan is not None
+            assert (plan.columns, plan.matrices) == (1024, together)
+    assert body._slab_plan(-2, 2, 4096, 5120, 1792) is None  # one after another
+    small = body._slab_plan(-2, 3, 1100, 640, 256)
+    assert small is not None and small.matrices == 3
 
 
 def held(inputs: int = 256, outputs: int = 128, bits2: int = 8, bias: bool = False) -> CudaExl3:
@@ -105,6 +119,23 @@ def test_rows_have_the_bits_of_one_matrix_at_a_time(shape: tuple[int, int, int])
             out = torch.full((*sizes, outputs), torch.nan, device="cuda").bfloat16()
             out = out if axes == (0, 1) else out.transpose(0, 1)
             assert torch.equal(exl3_many(x, many, out), wanted)
+
+
+@pytest.mark.gpu
+def test_slabs_of_some_matrices_have_the_bits_of_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, rows = matrices(3, 4096, 1024), 700
+    many = prepare_many(own)
+    for module in (cuda, body):
+        monkeypatch.setattr(module, "device_of", lambda index: GB10)
+    body._slab_plan.cache_clear()
+    plan = body._slab_plan(0, 3, rows, 4096, 1024)
+    assert plan is not None and plan.matrices == 2
+    x = torch.randn(3, rows, 4096, device="cuda").bfloat16()
+    found = exl3_many(x, many, torch.full((3, rows, 1024), torch.nan, device="cuda"))
+    body._slab_plan.cache_clear()
+    for number, matrix in enumerate(own):
+        few = [exl3_rows(part, matrix, out_dtype=torch.float32) for part in x[number].split(24)]
+        assert torch.equal(found[number], torch.cat(few))
 
 
 @pytest.mark.gpu

@@ -262,9 +262,9 @@ def slab_plan(index: int, rows: int, inputs: int, outputs: int) -> SlabPlan | No
 
 
 @cache
-def _slab_modules(index: int, cache_dir: Path | None) -> dict[int, CudaModule]:
+def _slab_modules(index: int, device: Device, cache_dir: Path | None) -> dict[int, CudaModule]:
     """By rows of a block; all at once, so that no later prompt waits for the compiler."""
-    variants = slab_variants(device_of(index))
+    variants = slab_variants(device)
     return {
         rows: module_of(SLAB_SOURCE, index, tuple(defines.items()), cache_dir)
         for rows, defines in variants.items()
@@ -391,7 +391,7 @@ def launch_slab(
     outputs, index, device = first.out_features, x_GMK.device.index, x_GMK.device
     defines = unpack_defines(first.bits, first.codebook)
     unpack = module_of(UNPACK_SOURCE, index, tuple(defines.items()), first.cache_dir)
-    module = _slab_modules(index, first.cache_dir)[plan.rows]
+    module = _slab_modules(index, device_of(index), first.cache_dir)[plan.rows]
     blocks = -(-num // plan.rows)
     x_step, y_step = (
         t.stride(0) * t.element_size() if table is not None else 0 for t in (x_GMK, y_GMN)
@@ -409,7 +409,7 @@ def launch_slab(
         module.launch(
             "exl3_slab",
             (blocks, columns, many),
-            384,
+            plan.threads,
             (slab, first.svh_N, first.bias_N, rows, y_GMN, *sizes, table, y_step),
             shared=plan.shared,
         )

@@ -6,6 +6,7 @@ of slabs on 2026-11-30. Read next: cuda.py, rows.cu, tiles.cu, slab.cu.
 
 import math
 from dataclasses import dataclass, replace
+from itertools import product
 
 from twinspark.kernels.exl3.codebook import Codebook
 from twinspark.kernels.exl3.linear import CHUNK_INPUTS
@@ -34,6 +35,14 @@ _SLAB_BYTES = 64 << 20
 _SLAB_BLOCK_ROWS = (192, 160, 128)
 _SLAB_PART_INPUTS = 64
 _SLAB_TAIL = 8  # rows that a block's start and end cost as much as
+_PORTABLE_SLAB_ROWS = 512
+"""Without wgmma slabs serve from here on. A slab and its launches cost about 10 us, a wave of 64 or
+128 rows of 5120 inputs 38 or 54, and tiles 30 for 32 rows (fitted to times of an H200 without its
+wgmma, 2026-12-01): by that slabs are as fast or faster from 512 rows on, at 256 for few shapes."""
+_PORTABLE_SLAB_BYTES = 20 << 20  # of the 24 MB L2 of a GB10; the 17.5 MiB of 5120 x 1792 fit
+_PORTABLE_BLOCK_ROWS = (128, 64)
+_PORTABLE_TAIL = 40  # 64 rows load more for each product; an estimate
+_PORTABLE_LAUNCH = 50  # rows that one more slab costs as much as: 10 us at 4096 inputs
 
 
 @dataclass(frozen=True)
@@ -275,38 +284,63 @@ class SlabPlan:
         rows: of a block of slab.cu.
         columns: decoded at a time, at most.
         shared: dynamic shared memory of a block.
+        threads: of a block.
+        matrices: multiplied by at a time, at most.
     """
 
     rows: int
     columns: int
     shared: int
+    threads: int
+    matrices: int = 1
 
 
 def plan_slab(
-    rows: int, inputs: int, outputs: int, device: Device, *, most_bytes: int = _SLAB_BYTES
+    rows: int, inputs: int, outputs: int, device: Device, *, most_bytes: int | None = None
 ) -> SlabPlan | None:
     """Blocks of slab.cu for so many rows, or None where they are too few or it cannot run.
 
-    The slab holds `most_bytes` at most (a block of columns at least). Rows of a block are those
-    whose last wave of blocks wastes least.
+    The slab holds `most_bytes` at most, or what suits the device (a block of columns at least).
+    Rows of a block are those whose last wave of blocks wastes least; without wgmma, whose slabs are
+    small, columns are, too.
     """
-    if not device.wgmma or rows < _fewest_slab_rows(inputs, outputs, device):
+    if rows < _fewest_slab_rows(inputs, outputs, device):
         return None
+    if most_bytes is None:
+        most_bytes = slab_bytes(device)
     columns = min(outputs, max(most_bytes // (2 * inputs) // 128, 1) * 128)
 
-    def busy(block_rows: int) -> int:
-        blocks = -(-rows // block_rows)
-        slabs = [min(columns, outputs - first) // 128 for first in range(0, outputs, columns)]
-        return sum(-(-blocks * s // device.processors) for s in slabs) * (block_rows + _SLAB_TAIL)
+    tail, launch = (_SLAB_TAIL, 0) if device.wgmma else (_PORTABLE_TAIL, _PORTABLE_LAUNCH)
 
-    best = min(_SLAB_BLOCK_ROWS, key=busy)
+    def busy(shape: tuple[int, int]) -> int:
+        block_rows, width = shape
+        blocks = -(-rows // block_rows)
+        slabs = [min(width, outputs - first) // 128 for first in range(0, outputs, width)]
+        waves = sum(-(-blocks * s // device.processors) for s in slabs)
+        return waves * (block_rows + tail) + len(slabs) * launch
+
+    is_split = not device.wgmma and columns < outputs
+    widths = range(columns, columns // 2 if is_split else columns - 1, -128)
+    best, columns = min(product(_block_rows(device), widths), key=busy)
     stages, stage = _slab_ring(best, device)
-    return SlabPlan(best, columns, max(stages * stage, best * _SUM_PITCH_BYTES))
+    shared = max(stages * stage, best * _SUM_PITCH_BYTES)
+    return SlabPlan(best, columns, shared, threads=384 if device.wgmma else 256)
+
+
+def slab_bytes(device: Device) -> int:
+    """The largest slab that suits a device."""
+    return _SLAB_BYTES if device.wgmma else _PORTABLE_SLAB_BYTES
+
+
+def _block_rows(device: Device) -> tuple[int, ...]:
+    return _SLAB_BLOCK_ROWS if device.wgmma else _PORTABLE_BLOCK_ROWS
 
 
 def _fewest_slab_rows(inputs: int, outputs: int, device: Device) -> int:
     if inputs * outputs < _SMALL_WEIGHTS:
         return _SMALL_SLAB_ROWS
+    if not device.wgmma:
+        return _PORTABLE_SLAB_ROWS
     blocks = outputs / 128 / device.processors
     return next(rows for most, rows in _SLAB_ROWS if blocks <= most)
 
@@ -320,7 +354,12 @@ def _slab_ring(block_rows: int, device: Device) -> tuple[int, int]:
 def slab_variants(device: Device) -> dict[int, dict[str, int]]:
     """Macros of slab.cu for each number of rows that `plan_slab` may choose."""
     return {
-        rows: {"ROWS": rows, "STAGES": _slab_ring(rows, device)[0]} for rows in _SLAB_BLOCK_ROWS
+        rows: {
+            "ROWS": rows,
+            "STAGES": _slab_ring(rows, device)[0],
+            "WGMMA": int(device.wgmma),
+        }
+        for rows in _block_rows(device)
     }
 
 

@@ -39,6 +39,7 @@ from twinspark.kernels.exl3.cuda_plan import (
     plan_tiles,
     plan_whole,
     rows_defines,
+    slab_bytes,
     slab_variants,
     tiles_defines,
     unpack_defines,
@@ -47,7 +48,7 @@ from twinspark.kernels.exl3.cuda_plan import (
 from twinspark.kernels.exl3.linear import CHUNK_INPUTS
 
 _MANY_PROMPT_ROWS = 4096  # enough for every kernel of prompts
-_MOST_SLAB_ROWS = 2048  # of all matrices in one go
+_MOST_SLAB_ROWS = 2048  # of all matrices in one go, with wgmma
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,9 @@ def exl3_many(x_GTK: Tensor, many: CudaExl3Many, out_GTN: Tensor) -> Tensor:
         return out_GTN
     with on_device(x_GTK.device):
         if slab is not None:
-            launch_slab(x_GTK, first, many.table, out_GTN, slab)
+            for begin in range(0, num, slab.matrices):
+                few = slice(begin, begin + slab.matrices)
+                launch_slab(x_GTK[few], first, many.table[few], out_GTN[few], slab)
             return out_GTN
         for begin in range(0, rows, MOST_ROWS):
             part = slice(begin, begin + MOST_ROWS)
@@ -137,18 +140,25 @@ def are_near(rows_GTN: Tensor) -> bool:
 
 @lru_cache(1024)  # prompts come in pieces of any number of rows
 def _slab_plan(index: int, num: int, rows: int, inputs: int, outputs: int) -> SlabPlan | None:
-    """Blocks for rows that go through slabs, all matrices in one go, or None.
+    """Blocks for rows that go through slabs, several matrices in one go, or None.
 
     A launch for each would leave most multiprocessors idle unless rows are very many, and then
-    memory for all of them at once is not worth it.
+    memory for all of them at once is not worth it. Without wgmma as many go together as a slab that
+    suits the device holds.
     """
     device = device_of(index)
     one = plan_slab(rows, inputs, outputs, device)
-    if rows > _MOST_SLAB_ROWS or one is None:
+    if one is None:
         return None
-    together = num * outputs
+    if device.wgmma:
+        matrices = num if rows <= _MOST_SLAB_ROWS else 0
+    else:
+        matrices = min(num, slab_bytes(device) // (2 * inputs * outputs))
+    if matrices == 0 or (matrices == 1 < num):
+        return None
+    together = matrices * outputs
     plan = plan_slab(rows, inputs, together, device, most_bytes=2 * inputs * together)
-    return replace(one if plan is None else plan, columns=outputs)
+    return replace(one if plan is None else plan, columns=outputs, matrices=matrices)
 
 
 def cuda_variants(

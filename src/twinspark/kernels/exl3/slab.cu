@@ -1,8 +1,11 @@
-// Products of very many rows with one EXL3 matrix on compute capability 9.0, in the bits of rows.cu: weights were
-// decoded into a slab of fp16 by unpack.cu, and are multiplied by plain matrix instructions that take both operands from
-// shared memory, with an accumulator of the chunk and one of the chunks before it.
+// Products of very many rows with one EXL3 matrix, in the bits of rows.cu: weights were decoded into a slab of fp16 by
+// unpack.cu, and are multiplied by plain matrix instructions, with an accumulator of the chunk and one of the chunks
+// before it. Those of compute capability 9.0 take both operands from shared memory; elsewhere warps load them, one step
+// ahead: 8 x 8 blocks of 128 bytes are what ldmatrix reads without conflicts, too.
 //
-// Macros: ROWS of a block (128, 160 or 192), STAGES of the ring of 64-input parts.
+// Macros: WGMMA 1 for compute capability 9.0, ROWS of a block (128, 160 or 192; without WGMMA 64 or 128), STAGES of the
+// ring of 64-input parts. Parts of 32 in twice the stages keep as many bytes under way, but made products without WGMMA
+// a fifth slower (5120x1792, 4,096 rows, H200): each part costs every warp a wait.
 #include "common.cuh"
 #include "wide.cuh"
 
@@ -62,6 +65,7 @@ extern "C" __global__ void __launch_bounds__(128) exl3_rotate_wide(
   store_runs(v, to, 4 * ROWS * 8);
 }
 
+#if WGMMA
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N> __device__ __forceinline__ void wgmma_wait() {
@@ -112,12 +116,43 @@ __device__ __forceinline__ void wgmma(float c[ROW_TILES][4], u64 a, u64 b) {
       : "l"(a), "l"(b));
 #endif
 }
+#else
+#define GROUP 8  // column blocks that are multiplied side by side
+#define WARP_ROWS 32  // and 64 columns of a warp, or 32: the fewest bytes of shared memory that registers allow
+#define ROW_WARPS (ROWS / WARP_ROWS)
+#define COLUMN_TILES (ROWS / 32)
+#define WARP_TILES (WARP_ROWS / 8)
+#define STEPS (PART_INPUTS / 16)
+struct Operands { u32 columns[COLUMN_TILES][4], rows[WARP_TILES / 2][4]; };
+
+// The operands of 16 inputs; `columns` and `rows` are a lane's lines in the part.
+__device__ __forceinline__ void load_step(Operands& f, u32 columns, u32 rows, int step) {
+#pragma unroll
+  for (int c = 0; c < COLUMN_TILES; c++) load_b(columns + (step * 2 * COLUMNS + c * 16) * 16, f.columns[c]);
+#pragma unroll
+  for (int r = 0; r < WARP_TILES / 2; r++) load_b(rows + (step * 2 * ROWS + r * 16) * 16, f.rows[r]);
+}
+__device__ __forceinline__ void multiply_step(float acc[COLUMN_TILES][WARP_TILES][4], const Operands& f) {
+#pragma unroll
+  for (int c = 0; c < COLUMN_TILES; c++)
+#pragma unroll
+    for (int r = 0; r < WARP_TILES; r++)
+      mma(acc[c][r], f.columns[c], f.rows[r / 2][r % 2 * 2], f.rows[r / 2][r % 2 * 2 + 1]);
+}
+#endif
 __device__ __forceinline__ void workers_sync() {
   asm volatile("bar.sync 1, %0;" ::"n"(32 * WARPS) : "memory");
 }
 // A warp has left a stage.
 __device__ __forceinline__ void leave_stage(u32 empty, int lane) {
   if (lane == 0) asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(empty) : "memory");
+}
+
+// A part's bytes, for a stage; `full` counts them.
+__device__ __forceinline__ void ask(u32 stage, u32 full, const char* rows, const char* weights, int part) {
+  barrier_expect(full, STAGE_BYTES);
+  bulk_copy(stage, rows + (u64)part * X_BYTES, X_BYTES, full);
+  bulk_copy(stage + X_BYTES, weights + (u64)part * W_BYTES, W_BYTES, full);
 }
 
 // Eight rows of sums a warp, rotated, scaled and stored.
@@ -144,8 +179,9 @@ __device__ __forceinline__ void finish_rows(const float* sums, const Output& out
 
 // xr as exl3_rotate_wide leaves it, `slab` as exl3_unpack does from column `first` on; rows of y are `pitch` apart.
 // grid (M / ROWS up, columns / 128, matrices); with a `table` those of several matrices, results y_step bytes apart.
-// Of the third warpgroup one warp asks for bytes, and the others get its registers.
-extern "C" __global__ void __launch_bounds__(32 * WARPS + 128, 1) exl3_slab(
+// With WGMMA a third warpgroup, whose registers the others get, has a warp that only asks for bytes; else warp 0 asks
+// for them amid its work: registers of 9 warps would be those of 12.
+extern "C" __global__ void __launch_bounds__(32 * WARPS + (WGMMA ? 128 : 0), 1) exl3_slab(
     const u16* __restrict__ slab, const u16* __restrict__ svh, const u16* __restrict__ bias,
     const u16* __restrict__ xr, void* __restrict__ y, int M, int K, int pitch, int first, int y_type,
     const u64* __restrict__ table, int y_step) {
@@ -165,20 +201,24 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS + 128, 1) exl3_slab(
     xr += (u64)blockIdx.z * gridDim.x * K * ROWS;
     y = (char*)y + (u64)blockIdx.z * y_step;
   }
+#if !WGMMA  // neighbours share rows, and those after them the columns: both are read from a small L2
+  const int order = blockIdx.x + gridDim.x * blockIdx.y, group = order / (GROUP * gridDim.x) * GROUP;
+  const int within = order - group * gridDim.x, width = min(GROUP, gridDim.y - group);
+  const int row_block = within / width, column_block = group + within % width;
+#else
+  const u32 row_block = blockIdx.x, column_block = blockIdx.y;
+#endif
+#if WGMMA
   if (warp >= WARPS) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     wait_for_producer();
-    const char* rows = (const char*)(xr + (u64)blockIdx.x * K * ROWS);
-    const char* weights = (const char*)(slab + (u64)blockIdx.y * K * COLUMNS);
+    const char* rows = (const char*)(xr + (u64)row_block * K * ROWS);
+    const char* weights = (const char*)(slab + (u64)column_block * K * COLUMNS);
     int stage = 0, parity = 1;
     for (int part = 0; part < parts && warp == WARPS; part++) {
       const u32 to = shared_at + stage * STAGE_BYTES, full_here = full_at + 8 * stage;
       if (part >= STAGES) barrier_wait(empty_at + 8 * stage, parity);
-      if (lane == 0) {
-        barrier_expect(full_here, STAGE_BYTES);
-        bulk_copy(to, rows + (u64)part * X_BYTES, X_BYTES, full_here);
-        bulk_copy(to + X_BYTES, weights + (u64)part * W_BYTES, W_BYTES, full_here);
-      }
+      if (lane == 0) ask(to, full_here, rows, weights, part);
       __syncwarp();
       if (++stage == STAGES) { stage = 0; parity ^= 1; }
     }
@@ -216,7 +256,63 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS + 128, 1) exl3_slab(
     workers_sync();  // the ring is free: sums go there, [ROWS][SUM_PITCH]
     float* sums = (float*)shared;
     leave_sums<ROW_TILES, SUM_PITCH>(sums, total, warp, lane);
+#else
+  {
+    const char* rows = (const char*)(xr + (u64)row_block * K * ROWS);
+    const char* weights = (const char*)(slab + (u64)column_block * K * COLUMNS);
+    if (warp == 0) {
+      wait_for_producer();
+      for (int part = 0; part < min(STAGES, parts) && lane == 0; part++)
+        ask(shared_at + part * STAGE_BYTES, full_at + 8 * part, rows, weights, part);
+      __syncwarp();
+    }
+    const int row0 = warp % ROW_WARPS * WARP_ROWS, column0 = warp / ROW_WARPS * 16 * COLUMN_TILES;
+    const u32 row_line = ((lane >> 3 & 1) * ROWS + row0 + (lane >> 4) * 8 + (lane & 7)) * 16;
+    const u32 column_line = X_BYTES + ((lane >> 4) * COLUMNS + column0 + (lane >> 3 & 1) * 8 + (lane & 7)) * 16;
+    float total[COLUMN_TILES][WARP_TILES][4];
+    Operands f[2];
+    int stage = 0, parity = 0, stage_before = 0, parity_before = 0;
+    barrier_wait(full_at, 0);
+    load_step(f[0], shared_at + column_line, shared_at + row_line, 0);
+    for (int part = 0; part < parts;) {
+      float acc[COLUMN_TILES][WARP_TILES][4] = {};
+      const int last = min(part + CHUNK / PART_INPUTS, parts);
+      const bool first_chunk = part == 0;
+#pragma unroll 1
+      for (; part < last; part++) {
+        const u32 here = shared_at + stage * STAGE_BYTES, empty_here = empty_at + 8 * stage;
+#pragma unroll
+        for (int t = 0; t + 1 < STEPS; t++) {
+          load_step(f[(t + 1) % 2], here + column_line, here + row_line, t + 1);
+          multiply_step(acc, f[t % 2]);
+          if (t == STEPS / 2 - 1 && warp == 0 && part > 0 && part - 1 + STAGES < parts) {
+            barrier_wait(empty_at + 8 * stage_before, parity_before);  // by now others have left it, too
+            if (lane == 0)
+              ask(shared_at + stage_before * STAGE_BYTES, full_at + 8 * stage_before, rows, weights, part - 1 + STAGES);
+            __syncwarp();
+          }
+        }
+        stage_before = stage; parity_before = parity;
+        if (++stage == STAGES) { stage = 0; parity ^= 1; }
+        if (part + 1 < parts) {
+          const u32 next = shared_at + stage * STAGE_BYTES;
+          barrier_wait(full_at + 8 * stage, parity);
+          load_step(f[0], next + column_line, next + row_line, 0);
+        }
+        multiply_step(acc, f[(STEPS - 1) % 2]);
+        __syncwarp();
+        leave_stage(empty_here, lane);
+      }
+#pragma unroll
+      for (int c = 0; c < COLUMN_TILES; c++) add_chunk<WARP_TILES>(total[c], acc[c], first_chunk);
+    }
+    workers_sync();  // the ring is free: sums go there, [ROWS][SUM_PITCH]
+    float* sums = (float*)shared;
+#pragma unroll
+    for (int c = 0; c < COLUMN_TILES; c++)
+      leave_sums<WARP_TILES, SUM_PITCH>(sums + row0 * SUM_PITCH + column0 + c * 16, total[c], 0, lane);
+#endif
     workers_sync();
-    finish_rows(sums, {svh, bias, y, y_type}, M, pitch, blockIdx.x * ROWS, first + blockIdx.y * COLUMNS);
+    finish_rows(sums, {svh, bias, y, y_type}, M, pitch, row_block * ROWS, first + column_block * COLUMNS);
   }
 }
