@@ -30,6 +30,11 @@ NUMBERS: tuple[dict[str, float], ...] = (
     {"top_p": 0.0},
     {"top_k": 1},
     {"top_k": 1000, "top_p": 0.999},
+    {"top_k": 20, "top_p": 0.95, "min_p": 0.02},
+    # numbers for which masses and limits are worked out in float64 only
+    {"temperature": 100.0, "top_p": 0.9},
+    {"temperature": 0.001, "top_p": 0.9, "min_p": 0.01},
+    {"min_p": 1.0},
 )
 
 

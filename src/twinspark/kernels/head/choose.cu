@@ -47,7 +47,7 @@ struct Rule {                        // of a row
 
 // All places of a thread, and those of the bits that are set: `i` is the bit, `at` the place in shared memory.
 #define EACH(slice) \
-  _Pragma("unroll 2") for (int at = threadIdx.x, i = 0; at < (slice).count; at += THREADS, i++)
+  _Pragma("unroll 4") for (int at = threadIdx.x, i = 0; at < (slice).count; at += THREADS, i++)
 #define EACH_OF(bits) \
   _Pragma("unroll 1") for (u32 left = (bits), i, at; \
                            left && (i = __ffs(left) - 1, at = threadIdx.x + i * THREADS, true); left &= left - 1)
@@ -217,18 +217,26 @@ __device__ __noinline__ Cut cut_of_few(
 __device__ __forceinline__ void add_masses(Shared& s, Slice slice, u32 inside, const Depths& d) {
   u32 unsure = d.is_plain ? 0 : inside;
   if (d.is_plain)
-    EACH(slice) {
-      const u32 key = s.keys[at];
-      bool is_sure;
-      const u64 mass = quick_mass(s.powers, d, key, is_sure);
-      const bool is_inside = inside >> i & 1;
-      if (is_inside && is_sure) add_mass(s, bin_of(d, key), mass);
-      unsure |= (is_inside && !is_sure ? 1u : 0u) << i;
+#pragma unroll 1
+    for (int at = threadIdx.x, i = 0; at < slice.count; at += 2 * THREADS, i += 2) {
+      // two at a time, as one waits for itself; what lies behind the slice is not inside
+      const u32 keys[2] = {s.keys[at], s.keys[at + THREADS]};
+      bool is_sure[2];
+      u64 masses[2];
+#pragma unroll
+      for (int j = 0; j < 2; j++) masses[j] = quick_mass(s.powers, d, keys[j], is_sure[j]);
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
+        if (is_sure[j] && (inside >> (i + j) & 1)) add_mass(s, bin_of(d, keys[j]), masses[j]);
+        unsure |= (is_sure[j] ? 0u : 1u) << (i + j);
+      }
     }
+  unsure &= inside;
   EACH_OF(unsure) add_mass(s, bin_of(d, s.keys[at]), exact_mass(s.keys[at], d.temperature, d.peak));
 }
 // The shortest start whose share of all masses is top_p, or with is_count the first `top_k`.
-__device__ __noinline__ u32 keep_start(Shared& s, Slice slice, u32 inside, bool is_count, u64 top_k, double top_p) {
+__device__ __noinline__ u32 keep_start(
+    Shared& s, Slice slice, u32 inside, bool is_count, u64 top_k, double top_p) {
   const Depths d = s.depths;
   if (is_count) {
     EACH(slice) if (inside >> i & 1) atomicAdd(&s.low[bin_of(d, s.keys[at])], 1);
@@ -252,17 +260,21 @@ __device__ __noinline__ u32 keep_start(Shared& s, Slice slice, u32 inside, bool 
   }
   return kept;
 }
-// Those with at least the share min_p of the largest probability, as float64 has it: fp32 decides what is
-// further from the limit than both may be wrong.
+// Whether an id of a plain row is within `limit` of the largest or further off, where float64 surely says so, too.
+struct Sides { bool is_in, is_out; };
+__device__ __forceinline__ Sides sides_of(const Depths& d, u32 key, float limit) {
+  const float depth = (d.top - logit_of(key)) * d.inverse, slack = fabsf((float)d.peak) * 0x1p-50f;
+  return {depth * (1.f + 0x1p-20f) + slack < limit, depth * (1.f - 0x1p-20f) - slack > limit};
+}
+// Those with at least the share min_p of the largest probability.
 __device__ __forceinline__ u32 keep_likely(const Shared& s, Slice slice, u32 inside, const Depths& d, double log_min_p) {
-  const float limit = (float)-log_min_p, slack = (float)(fabs(d.peak) * 0x1p-50);
+  const float limit = (float)-log_min_p;
   u32 kept = 0, unsure = d.is_plain ? 0 : inside;
   if (d.is_plain)
     EACH(slice) {
-      const float under = (d.top - logit_of(s.keys[at])) * d.inverse;
-      const bool is_in = under * (1.f + 0x1p-20f) + slack < limit, is_out = under * (1.f - 0x1p-20f) - slack > limit;
-      kept |= (is_in ? 1u : 0u) << i;
-      unsure |= (is_in || is_out ? 0u : 1u) << i;
+      const Sides sides = sides_of(d, s.keys[at], limit);
+      kept |= (sides.is_in ? 1u : 0u) << i;
+      unsure |= (sides.is_in || sides.is_out ? 0u : 1u) << i;
     }
   EACH_OF(unsure & inside)
     if (!((double)logit_of(s.keys[at]) / d.temperature - d.peak < log_min_p)) kept |= 1u << i;
@@ -293,11 +305,10 @@ __device__ __noinline__ Ranked best_of_block(
   const auto rough = [&](u32 key, u32 word) { return (logit_of(key) - d.top) * d.inverse + rough_gumbel(word); };
   float mark = rough_gumbel(word_of(first_id)) - MARGIN;
   u32 maybe = 0, most = 0;
-#pragma unroll 1
-  for (int at = threadIdx.x, i = 0; at < slice.count; at += THREADS, i++) {
+  EACH_OF(inside) {
     const u32 key = s.keys[at];
     const float over = (logit_of(key) - d.top) * d.inverse - mark;
-    if (!(inside >> i & 1) || over + MOST_NOISE < 0.f) continue;
+    if (over + MOST_NOISE < 0.f) continue;
     const u32 word = word_of(slice.first + at);
     if ((float)word > 4299262263.f * __expf(over)) continue;  // 1.001 * 2^32
     const float value = rough(key, word);

@@ -54,9 +54,8 @@ struct Row {
 // A whole number that orders as the logit does; 0 for what is never chosen.
 __device__ __forceinline__ u32 ordered(float v) {
   const u32 bits = __float_as_uint(v + 0.f);  // -0 becomes 0
-  if (v != v) return ALL;
-  if (bits == 0xff800000u) return 0;
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+  const u32 turned = bits ^ ((u32)((int)bits >> 31) | 0x80000000u), key = bits == 0xff800000u ? 0 : turned;
+  return v != v ? ALL : key;
 }
 __device__ __forceinline__ float logit_of(u32 key) {
   return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
