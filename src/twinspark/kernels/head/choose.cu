@@ -25,7 +25,7 @@ struct Found {  // bin in which a mass is reached, BINS for none
 };
 struct Ranked { u64 order, mass; };  // see with_id
 struct Shared {
-  u32 keys[MOST];             // logits as `ordered` has them
+  float logits[MOST];
   u32 low[BINS], high[BINS];  // masses in two parts of 18 bits
   u64 coarse[COARSE];         // of BINS / COARSE bins each
   Ranked own[LISTED], listed[LISTED], warps[THREADS / 32], ends[CLUSTER];
@@ -131,13 +131,14 @@ __device__ __noinline__ Found find_bin(Shared& s, u64 before, u64 wanted, double
 // A mass as it is: one each where ids are counted.
 __device__ __forceinline__ u64 mass_of(const Shared& s, const Depths& d, bool is_count, u32 key) {
   if (is_count) return 1;
+  const float x = logit_of(key);
   bool is_sure = false;
-  const u64 mass = d.is_plain ? quick_mass(s.powers, d, key, is_sure) : 0;
-  return is_sure ? mass : exact_mass(key, d.temperature, d.peak);
+  const u64 mass = d.is_plain ? quick_mass(s.powers, d, x, is_sure) : 0;
+  return is_sure ? mass : exact_mass(x, d.temperature, d.peak);
 }
-// Ascends as keys descend, whatever the temperature.
-__device__ __forceinline__ int bin_of(const Depths& d, u32 key) {
-  return (int)fminf((d.top - logit_of(key)) * d.octaves.high * BINS_PER_OCTAVE, BINS - 1.f);
+// Ascends as logits descend, whatever the temperature.
+__device__ __forceinline__ int bin_of(const Depths& d, float x) {
+  return (int)fminf((d.top - x) * d.octaves.high * BINS_PER_OCTAVE, BINS - 1.f);
 }
 
 // The shortest start of (key descending, id ascending) among `same` whose mass, after `before`, reaches `wanted`.
@@ -152,7 +153,7 @@ __device__ __noinline__ Cut find_cut(
     cluster_sync();
     clear_bins(s);
     EACH_OF(same) {
-      const u32 key = s.keys[at];
+      const u32 key = ordered(s.logits[at]);
       if (pass == 0 || key >> (pass == 1 ? 21 : 10) == cut.key)
         add_mass(s, digits - (int)(key >> shift & digits), mass_of(s, d, is_count, key));
     }
@@ -168,7 +169,8 @@ __device__ __noinline__ Cut find_cut(
     clear_bins(s);
     EACH_OF(same) {
       const int id = slice.first + at;
-      if (s.keys[at] == cut.key && (pass == 0 || id >> 6 == cut.id)) add_mass(s, pass == 0 ? id >> 6 : id & 63, mass);
+      if (ordered(s.logits[at]) == cut.key && (pass == 0 || id >> 6 == cut.id))
+        add_mass(s, pass == 0 ? id >> 6 : id & 63, mass);
     }
     f = find_bin(s, before, wanted, -1.);
     before = f.before;
@@ -181,7 +183,7 @@ __device__ __noinline__ Cut cut_of_few(
     Shared& s, Slice slice, u32 same, u64 before, u64 wanted, bool is_count) {
   EACH_OF(same) {
     const u32 place = atomicAdd(&s.num, 1);
-    if (place < LISTED) s.own[place] = {with_id(s.keys[at], slice.first + at), 0};
+    if (place < LISTED) s.own[place] = {with_id(ordered(s.logits[at]), slice.first + at), 0};
   }
   __syncthreads();
   cluster_sync();
@@ -220,26 +222,26 @@ __device__ __forceinline__ void add_masses(Shared& s, Slice slice, u32 inside, c
 #pragma unroll 1
     for (int at = threadIdx.x, i = 0; at < slice.count; at += 2 * THREADS, i += 2) {
       // two at a time, as one waits for itself; what lies behind the slice is not inside
-      const u32 keys[2] = {s.keys[at], s.keys[at + THREADS]};
+      const float xs[2] = {s.logits[at], s.logits[at + THREADS]};
       bool is_sure[2];
       u64 masses[2];
 #pragma unroll
-      for (int j = 0; j < 2; j++) masses[j] = quick_mass(s.powers, d, keys[j], is_sure[j]);
+      for (int j = 0; j < 2; j++) masses[j] = quick_mass(s.powers, d, xs[j], is_sure[j]);
 #pragma unroll
       for (int j = 0; j < 2; j++) {
-        if (is_sure[j] && (inside >> (i + j) & 1)) add_mass(s, bin_of(d, keys[j]), masses[j]);
+        if (is_sure[j] && (inside >> (i + j) & 1)) add_mass(s, bin_of(d, xs[j]), masses[j]);
         unsure |= (is_sure[j] ? 0u : 1u) << (i + j);
       }
     }
   unsure &= inside;
-  EACH_OF(unsure) add_mass(s, bin_of(d, s.keys[at]), exact_mass(s.keys[at], d.temperature, d.peak));
+  EACH_OF(unsure) add_mass(s, bin_of(d, s.logits[at]), exact_mass(s.logits[at], d.temperature, d.peak));
 }
 // The shortest start whose share of all masses is top_p, or with is_count the first `top_k`.
 __device__ __noinline__ u32 keep_start(
     Shared& s, Slice slice, u32 inside, bool is_count, u64 top_k, double top_p) {
   const Depths d = s.depths;
   if (is_count) {
-    EACH(slice) if (inside >> i & 1) atomicAdd(&s.low[bin_of(d, s.keys[at])], 1);
+    EACH(slice) if (inside >> i & 1) atomicAdd(&s.low[bin_of(d, s.logits[at])], 1);
   } else {
     add_masses(s, slice, inside, d);
   }
@@ -247,7 +249,7 @@ __device__ __noinline__ u32 keep_start(
   if ((is_count && f.all <= top_k) || f.bin == BINS) return inside;
   u32 same = 0, kept = 0;
   EACH(slice) {
-    const int bin = bin_of(d, s.keys[at]);
+    const int bin = bin_of(d, s.logits[at]);
     kept |= (bin < f.bin ? 1u : 0u) << i;
     same |= (bin == f.bin ? 1u : 0u) << i;
   }
@@ -255,29 +257,30 @@ __device__ __noinline__ u32 keep_start(
   same &= inside;
   const Cut cut = cut_of_few(s, slice, same, f.before, f.wanted, is_count);
   EACH_OF(same) {
-    const u32 key = s.keys[at];
+    const u32 key = ordered(s.logits[at]);
     if (key > cut.key || (key == cut.key && slice.first + (int)at <= cut.id)) kept |= 1u << i;
   }
   return kept;
 }
 // Whether an id of a plain row is within `limit` of the largest or further off, where float64 surely says so, too.
 struct Sides { bool is_in, is_out; };
-__device__ __forceinline__ Sides sides_of(const Depths& d, u32 key, float limit) {
-  const float depth = (d.top - logit_of(key)) * d.inverse, slack = fabsf((float)d.peak) * 0x1p-50f;
+__device__ __forceinline__ Sides sides_of(const Depths& d, float x, float limit) {
+  const float depth = (d.top - x) * d.inverse, slack = fabsf((float)d.peak) * 0x1p-50f;
   return {depth * (1.f + 0x1p-20f) + slack < limit, depth * (1.f - 0x1p-20f) - slack > limit};
 }
 // Those with at least the share min_p of the largest probability.
-__device__ __forceinline__ u32 keep_likely(const Shared& s, Slice slice, u32 inside, const Depths& d, double log_min_p) {
+__device__ __forceinline__ u32 keep_likely(
+    const Shared& s, Slice slice, u32 inside, const Depths& d, double log_min_p) {
   const float limit = (float)-log_min_p;
   u32 kept = 0, unsure = d.is_plain ? 0 : inside;
   if (d.is_plain)
     EACH(slice) {
-      const Sides sides = sides_of(d, s.keys[at], limit);
+      const Sides sides = sides_of(d, s.logits[at], limit);
       kept |= (sides.is_in ? 1u : 0u) << i;
       unsure |= (sides.is_in || sides.is_out ? 0u : 1u) << i;
     }
   EACH_OF(unsure & inside)
-    if (!((double)logit_of(s.keys[at]) / d.temperature - d.peak < log_min_p)) kept |= 1u << i;
+    if (!((double)s.logits[at] / d.temperature - d.peak < log_min_p)) kept |= 1u << i;
   return kept & inside;
 }
 
@@ -302,16 +305,15 @@ __device__ __noinline__ Ranked best_of_block(
     Shared& s, Row& r, Slice slice, u32 inside, u32 first_id, const Rule& rule) {
   const Depths d = s.depths;
   const auto word_of = [&](u32 id) { return noise_word(id, rule.position, rule.choice, rule.seed0, rule.seed1); };
-  const auto rough = [&](u32 key, u32 word) { return (logit_of(key) - d.top) * d.inverse + rough_gumbel(word); };
+  const auto rough = [&](float x, u32 word) { return (x - d.top) * d.inverse + rough_gumbel(word); };
   float mark = rough_gumbel(word_of(first_id)) - MARGIN;
   u32 maybe = 0, most = 0;
   EACH_OF(inside) {
-    const u32 key = s.keys[at];
-    const float over = (logit_of(key) - d.top) * d.inverse - mark;
+    const float x = s.logits[at], over = (x - d.top) * d.inverse - mark;
     if (over + MOST_NOISE < 0.f) continue;
     const u32 word = word_of(slice.first + at);
     if ((float)word > 4299262263.f * __expf(over)) continue;  // 1.001 * 2^32
-    const float value = rough(key, word);
+    const float value = rough(x, word);
     maybe |= 1u << i;
     most = max(most, ordered(value));
     mark = fmaxf(mark, value - MARGIN);
@@ -320,9 +322,10 @@ __device__ __noinline__ Ranked best_of_block(
   Ranked best = {0, 0};
   if (logit_of(most) >= bound)
     EACH_OF(maybe) {
-      const u32 id = slice.first + at, key = s.keys[at], word = word_of(id);
-      if (rough(key, word) >= bound)
-        best = larger(best, {ordered64((double)logit_of(key) / rule.temperature + gumbel(word)), (u32)~id});
+      const u32 id = slice.first + at, word = word_of(id);
+      const float x = s.logits[at];
+      if (rough(x, word) >= bound)
+        best = larger(best, {ordered64((double)x / rule.temperature + gumbel(word)), (u32)~id});
     }
   best = largest<32>(best);
   if ((threadIdx.x & 31) == 0) s.warps[threadIdx.x >> 5] = best;
@@ -371,8 +374,9 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
   u32 most = 0, most_at = 0, inside = 0;
 #pragma unroll 16
   for (int at = threadIdx.x, i = 0; at < slice.count; at += THREADS, i++) {
-    const u32 key = banned && banned[first + at] ? 0 : ordered(logits[(u64)row * pitch + first + at]);
-    s.keys[at] = key;
+    const float x = logits[(u64)row * pitch + first + at];
+    const u32 key = banned && banned[first + at] ? 0 : ordered(x);
+    s.logits[at] = x;
     inside |= (key != 0 ? 1u : 0u) << i;
     if (key > most) { most = key; most_at = at; }  // a thread's ids ascend, so the first stays
   }

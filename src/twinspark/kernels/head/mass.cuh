@@ -34,23 +34,23 @@ __device__ __forceinline__ Depths depths_of(float top, double temperature) {
   const bool is_plain = temperature >= 1. / 64. && temperature <= 64. && fabs(peak) <= 1024.;
   return {top, (float)(1. / temperature), pair_of(1.4426950408889634 / temperature), is_plain, temperature, peak};
 }
-__device__ __noinline__ u64 exact_mass(u32 key, double temperature, double peak) {
-  const double depth = peak - (double)logit_of(key) / temperature;
+__device__ __noinline__ u64 exact_mass(float x, double temperature, double peak) {
+  const double depth = peak - (double)x / temperature;
   return depth <= WEIGHT_SPAN ? (u64)floor(exp(-depth) * WEIGHT_SCALE) : 0;
 }
 __device__ __forceinline__ void fill_powers(Pair* powers) {
   if (threadIdx.x < POWERS) powers[threadIdx.x] = pair_of(exp2((double)threadIdx.x * (-1. / POWERS)));
 }
 // The mass where `is_sure`. Of plain rows; far below the peak it is 0 and sure.
-__device__ __forceinline__ u64 quick_mass(const Pair* powers, const Depths& d, u32 key, bool& is_sure) {
-  const float x = logit_of(key), round = 12582912.f;  // 1.5 * 2^23
+__device__ __forceinline__ u64 quick_mass(const Pair* powers, const Depths& d, float x, bool& is_sure) {
+  const float round = 12582912.f;  // 1.5 * 2^23
   const float under = d.top - x, back = under - d.top, under_low = (d.top - (under - back)) + (-x - back);
   const float p = fminf(under * d.octaves.high, 36.f);
   float e = __fmaf_rn(under, d.octaves.high, -p);
   e = __fmaf_rn(under, d.octaves.low, e);
   e = __fmaf_rn(under_low, d.octaves.high, e);
   const float shifted = __fmaf_rn(p, (float)POWERS, round);
-  const int steps = __float_as_int(shifted) - __float_as_int(round);
+  const u32 steps = __float_as_uint(shifted) - __float_as_uint(round);
   const float r = __fmaf_rn(shifted - round, -1.f / POWERS, p), z = r + e;
   // 2^-z - 1 = first + rest; -log 2 as a pair, then log(2)^2 / 2, -log(2)^3 / 6, log(2)^4 / 24
   const float first = r * -0.693147182f;
@@ -60,15 +60,15 @@ __device__ __forceinline__ u64 quick_mass(const Pair* powers, const Depths& d, u
   const float series = __fmaf_rn(z, __fmaf_rn(z, 0.00961812911f, -0.0555041087f), 0.240226507f);
   const float rest = __fmaf_rn(z * z, series, low);
   // times 2^(-i / 128): a sum of 24 bits, and what is left
-  const Pair power = powers[steps & (POWERS - 1)];
+  const Pair power = powers[steps % POWERS];
   const float change = power.high * first, change_low = __fmaf_rn(power.high, first, -change);
   const float sum = power.high + change;
   low = ((change - (sum - power.high)) + change_low) + power.low;
   low = __fmaf_rn(power.high, rest, __fmaf_rn(power.low, first, low));
   const long long whole =
       ((long long)__float2int_rn(sum * 16777216.f) << 23) + __float2int_rn(low * 140737488355328.f);
-  const int octave = 12 + steps / POWERS;
+  const u32 octave = 12 + steps / POWERS;
   const u64 least = (u64)(whole - GUARD) >> octave;
-  is_sure = least == (u64)(whole + GUARD) >> octave;
+  is_sure = (u32)least == (u32)((u64)(whole + GUARD) >> octave);  // they differ by one at most
   return least;
 }
