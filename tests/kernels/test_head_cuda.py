@@ -17,7 +17,7 @@ from twinspark.kernels.head import (
 from twinspark.kernels.head.cuda import cuda_variants
 
 NAMES = (b"head_argmax", b"head_choose", b"head_log_sum", b"head_accept", b"head_markov")
-KINDS = ("normal", "ties", "equal", "peaky", "wide")
+KINDS = ("normal", "ties", "equal", "peaky", "wide", "close")
 NUMBERS: tuple[dict[str, float], ...] = (
     {},
     {"top_p": 0.95},
@@ -30,6 +30,11 @@ NUMBERS: tuple[dict[str, float], ...] = (
     {"top_p": 0.0},
     {"top_k": 1},
     {"top_k": 1000, "top_p": 0.999},
+    {"top_k": 20, "top_p": 0.95, "min_p": 0.02},
+    # numbers for which masses and limits are worked out in float64 only
+    {"temperature": 100.0, "top_p": 0.9},
+    {"temperature": 0.001, "top_p": 0.9, "min_p": 0.01},
+    {"min_p": 1.0},
 )
 
 
@@ -40,6 +45,8 @@ def logits_of(kind: str, rows: int, vocab: int) -> torch.Tensor:
         return x.round()
     if kind == "equal":
         return torch.full_like(x, 1.5)
+    if kind == "close":  # more in one bin of depth than are ranked, each value many times
+        return 20 + (torch.rand(rows, vocab, generator=g) * 300).floor() * 2.0**-19
     if kind == "peaky":
         x[torch.arange(rows), torch.randint(0, vocab, (rows,), generator=g)] += 12
     return x * 6 if kind == "wide" else x

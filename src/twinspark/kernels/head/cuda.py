@@ -22,7 +22,7 @@ MARKOV_SOURCE = Path(__file__).with_name("markov.cu")
 _CLUSTER = 8
 _THREADS = 512
 _MOST_IDS = 8 * 16384  # of a keyed choice: what the blocks of a cluster hold
-_CHOOSE_SHARED = 4 * 16384 + 2 * 4 * 4096 + 408  # Shared in choose.cu
+_CHOOSE_SHARED = 92256  # Shared in choose.cu, which checks it
 _MARKOV_COLUMNS = 128  # ids a block
 _MARKOV_ROWS = 64
 
