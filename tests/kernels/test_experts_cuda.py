@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.kernels.exl3_data import random_matrix
 from tests.kernels.test_experts import LIMIT, routing, rows_of, shard_matrices
 from torch import Tensor
 
@@ -343,6 +344,23 @@ def test_block_sizes_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
         few, "plan_decode", lambda inputs, bits, *_: plan_decode(inputs, bits, 24, 10**6, 1)
     )
     assert torch.equal(call(slice(None), given, shards), narrow)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("bits", [1, 8])
+def test_products_without_wgmma_stay_in_a_block(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of 40 rows read as those of 64; narrow weights leave the least room behind them."""
+    shapes = [(1152, 256), (1152, 256), (256, 1152)]  # and one codebook
+    shard = on_gpu([[random_matrix(*shape, bits2=2 * bits, seed=3)] * 3 for shape in shapes])
+    monkeypatch.setattr(cuda, "_prompt_plan", lambda _: plan_prompt(SHARED["sm_121"], wgmma=False))
+    for count in (17, 25, 33, 40, 41, 64, 65, 80, 81):  # rows of each of two experts
+        num = 2 * count
+        ids = (torch.arange(num, dtype=torch.int32) % 2)[:, None]
+        weights, kept = torch.ones(num, 1), torch.ones(num, 1).bool()
+        given = (rows_of(num, 1152).cuda(), ids.cuda(), weights.cuda(), kept.cuda())
+        found = call(slice(None), given, [shard])
+        for rows in (slice(0, 33), slice(num - 33, num)):  # by decode.cu
+            assert torch.equal(found[:, rows], call(rows, given, [shard])), count
 
 
 @pytest.mark.gpu

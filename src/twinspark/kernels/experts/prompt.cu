@@ -220,6 +220,13 @@ __device__ __forceinline__ void multiply_any(int kind, int count, const Ring& ri
 #endif
   }
 }
+// Products are made for some rows that are not there: bytes behind the item's last stage that are read for them, and
+// must be shared memory of the block, as sums of chunks behind the ring are.
+__device__ __forceinline__ u32 bytes_behind(int count, u32 stage_bytes) {
+  if (TOTALS_SHARED) return 0;
+  const u32 rows = count > MIDDLE ? ROWS : count > SMALL ? MIDDLE : SMALL;
+  return max(rows / 8 * GROUP_BYTES, stage_bytes) - stage_bytes;
+}
 __device__ __forceinline__ void start_barriers(Ring& ring, bool again) {
   for (int i = 0; i < MOST_STAGES; i++) {
     const u32 full_at = smem_address(ring.full + i), empty_at = smem_address(ring.empty + i);
@@ -257,7 +264,8 @@ __device__ __forceinline__ void run_items(const Products& p, Ring& ring, unsigne
       ring.parts = p.inputs / PART_INPUTS; ring.outputs = p.outputs; ring.count = item.count;
       ring.x_bytes = (item.count + 7) / 8 * GROUP_BYTES; ring.w_bytes = WARPS * 32 * m.bits;
       ring.stage_bytes = ring.x_bytes + PART * ring.w_bytes;
-      ring.stages = min(MOST_STAGES, RING_BYTES / ring.stage_bytes);
+      const u32 room = RING_BYTES - bytes_behind(item.count, ring.stage_bytes);
+      ring.stages = min(MOST_STAGES, room / ring.stage_bytes);
       ring.x = (const char*)(which ? p.x1 : p.x0) + (u64)(row0 / 8) * GROUP_BYTES;
       ring.x_pitch = (u64)(p.window_rows / 8) * GROUP_BYTES;
       ring.w_pitch = (u64)(p.outputs / 16) * 32 * m.bits;
