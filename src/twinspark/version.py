@@ -3,6 +3,7 @@
 Nothing of the package is imported here.
 """
 
+import os
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -43,12 +44,16 @@ def commit() -> str | None:
         return None
 
 
+@cache
 def source_facts() -> dict[str, str | None]:
-    """What figures are told to be of: version, commit, and digest of the code."""
+    """What figures are told to be of: version, commit, and digest of the code.
+
+    As they were when this was asked first: ask before measuring, a checkout may change meanwhile.
+    """
     return {"twinspark": VERSION, "commit": commit(), "code": code_digest()}
 
 
 def _git(folder: Path, *arguments: str) -> str:
     command = ["git", "-C", str(folder), *arguments]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_S, check=True)
-    return found.stdout.strip()
+    found = subprocess.run(command, capture_output=True, timeout=_GIT_S, check=True)
+    return os.fsdecode(found.stdout).strip()

@@ -94,6 +94,7 @@ def test_long_lists_have_a_kernel() -> None:
         assert plan(Work(queries, heads, 512, 128, 512), H200).kind == "prompt"
         assert plan(Work(queries - 1, heads, 512, 128, 512), H200).kind == "split"
     assert plan(Work(320, 64, 512, 128, 512), GB10).kind == "portable"
+    assert plan(Work(320, 16, 512, 128, 512), GB10).kind == "whole"  # half of its heads are none
     assert plan(Work(320, 64, 512, 128, 40), GB10).kind == "whole"
     assert plan(Work(320, 64, 512, 0, 512), H200).kind == "whole"  # prompt.cu reads a window ahead
 
@@ -222,6 +223,32 @@ def test_unlisted_rows_may_be_anything_on_gpu() -> None:
     unlisted[inputs.window_TW[inputs.window_TW >= 0].long()] = False
     inputs.window.values[unlisted] = float("nan")
     assert torch.equal(spread_out(inputs, None), expected)
+
+
+@pytest.mark.gpu
+def test_packed_rows_that_are_not_listed_may_be_infinite_on_gpu() -> None:
+    """Row 0 is what kernels read where nothing is listed."""
+    inputs = problem(140, *SHAPES[0], packed=True, device="cuda")
+    listed = inputs._replace(
+        window_TW=inputs.window_TW.masked_fill(inputs.window_TW == 0, -1).contiguous()
+    )
+    expected = spread_out(listed, Spread("split", 32))
+    scales = listed.window.scales
+    assert scales is not None and expected.isfinite().all()
+    listed.window.values.view(torch.uint8)[0] = 0x7E
+    scales.view(torch.uint8)[0] = 255
+    for spread in spreads(listed):
+        assert torch.equal(spread_out(listed, spread), expected), spread
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("heads", [40, 64])
+def test_many_items_of_a_thread_block(heads: int, packed: bool) -> None:
+    inputs = problem(300, heads, *SHAPES[0][1:], packed=packed, device="cuda")
+    expected = spread_out(inputs, Spread("whole", 16))
+    for spread in spreads(inputs):
+        assert torch.equal(spread_out(inputs, spread), expected), spread
 
 
 @pytest.mark.gpu

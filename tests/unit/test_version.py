@@ -1,5 +1,6 @@
 """Which source is running: a digest of all of it, and the commit where there is one."""
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -20,9 +21,14 @@ def package(tmp_path, monkeypatch):
     (found / "rows.cu").write_text("// one")
     (found / "notes.md").write_text("one")
     monkeypatch.setattr(version, "__file__", str(found / "version.py"))
-    version.code_digest.cache_clear()
+    forget()
     yield found
+    forget()
+
+
+def forget():
     version.code_digest.cache_clear()
+    version.source_facts.cache_clear()
 
 
 def digest():
@@ -57,12 +63,19 @@ def test_the_commit_of_a_checkout(package):
     assert version.commit() == clean
     (package / "rows.cu").write_text("// two")
     assert version.commit() == clean + "+"
-    assert version.source_facts()["commit"] == clean + "+"
+    facts = version.source_facts()
+    assert facts == {"twinspark": version.VERSION, "commit": clean + "+", "code": digest()}
+    (package / "rows.cu").write_text("// three")
+    version.code_digest.cache_clear()
+    assert version.source_facts() == facts  # of what ran when it was asked first
 
 
 def test_the_commit_of_another_repository_is_not_ours(package, monkeypatch):
     top = package.parents[1]
     git(top, "init", "-q")
+    git(top, "add", ".")
+    git(top, "commit", "-q", "-m", "one")
+    assert version.commit() is not None
     inside = top / "env" / "twinspark"
     shutil.copytree(package, inside)
     monkeypatch.setattr(version, "__file__", str(inside / "version.py"))
@@ -73,3 +86,14 @@ def test_no_commit_without_git(package, monkeypatch):
     assert version.commit() is None  # no repository
     monkeypatch.setenv("PATH", "")
     assert version.commit() is None
+
+
+def test_a_folder_whose_name_is_no_text(package, monkeypatch):
+    top = os.fsencode(package.parents[1].parent) + b"/r\xff"
+    os.rename(package.parents[1], top)
+    moved = Path(os.fsdecode(top)) / "src" / "twinspark"
+    monkeypatch.setattr(version, "__file__", str(moved / "version.py"))
+    git(moved.parents[1], "init", "-q")
+    git(moved.parents[1], "add", ".")
+    git(moved.parents[1], "commit", "-q", "-m", "one")
+    assert len(version.commit()) == 7

@@ -70,15 +70,14 @@ def engine_of(
 
 def measure_prompt(engine: Engine, tokens: int, *, seed: int) -> PromptAlone:
     """Run a prompt of random tokens, and leave nothing open."""
-    began_s = perf_counter()
-    engine.submit(
-        GenerateRequest(
-            request_id=f"prompt-{seed}",
-            prompt_ids=tuple(_random_ids(engine, tokens, seed)),
-            sampling=Sampling(temperature=0.0, max_tokens=1),
-            reuse=False,
-        )
+    request = GenerateRequest(
+        request_id=f"prompt-{seed}",
+        prompt_ids=tuple(_random_ids(engine, tokens, seed)),
+        sampling=Sampling(temperature=0.0, max_tokens=1),
+        reuse=False,
     )
+    began_s = perf_counter()
+    engine.submit(request)
     seconds = 0.0
     while engine.has_work:
         for event in engine.step():

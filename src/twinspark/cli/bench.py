@@ -12,6 +12,7 @@ import typer
 from twinspark.cli import bench_gpu, bench_pair, ranks
 from twinspark.cli.bench_server import bench_server
 from twinspark.cli.console import check_writable
+from twinspark.version import source_facts
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -82,6 +83,7 @@ def engine(
         return
     if json is not None:
         check_writable(json, option="--json")
+        source_facts()  # what is measured is the code as it is now
     console = Console(stderr=True)
     with console.status("loading the model"):
         llm = LLM(pack, config=config, rendezvous=place.address)

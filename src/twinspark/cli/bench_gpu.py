@@ -18,6 +18,7 @@ from twinspark.version import source_facts
 
 if TYPE_CHECKING:
     from twinspark.bench.rank import Rank, RankCell
+    from twinspark.text.tokenizer import Tokenizer
 
 GROUPS = ("products", "experts", "attention", "index", "head", "residual", "plain")
 _CHUNK_CONTEXT = 32768
@@ -52,7 +53,7 @@ def kernels(
         raise ConfigError(f"--only is {only!r}, expected some of {', '.join(GROUPS)}")
     if json is not None:
         check_writable(json, option="--json")
-    facts = device_facts()
+    facts = stamp(device_facts())
     keep_cubins_in(compiled_kernels_path())
     found: dict[str, list[dict[str, Any]]] = {}
     try:
@@ -63,7 +64,7 @@ def kernels(
                 print(_line(group, found[group][-1]), flush=True)
     finally:  # what was measured before an error is not lost
         if json is not None and any(found.values()):
-            write_json(json, {**stamp(facts), "cells": found})
+            write_json(json, {**facts, "cells": found})
 
 
 def _cells(group: str) -> Iterable[Any]:
@@ -114,12 +115,14 @@ def rank(
     """Time one rank of the full-size model on one GPU, with random weights (about 100 GB).
 
     Rounds and draft passes are captured, prompt pieces launched. Nothing is exchanged between
-    ranks: sums add copies of this rank's own part. The result says so.
+    ranks: sums add copies of this rank's own part. The result says so. Then an engine runs on it:
+    what long prompts take, alone and beside streams, and what the device idles between rounds.
     """
     from twinspark.bench.kernels import device_facts
     from twinspark.bench.rank import report
-    from twinspark.config.paths import compiled_kernels_path
+    from twinspark.config.paths import compiled_kernels_path, demo_pack_path
     from twinspark.kernels.cuda.compile import keep_cubins_in
+    from twinspark.text.tokenizer import Tokenizer
 
     counts = counts_of(rows)
     pieces = [] if chunk == "0" else counts_of(chunk, option="--chunk", most=_MOST_CHUNK)
@@ -127,7 +130,10 @@ def rank(
         raise ConfigError(f"--rank is {rank}, expected less than --tp, which is {tp}")
     if json is not None:
         check_writable(json, option="--json")
-    facts = device_facts()
+    tokenizer = None
+    if engine_prompt:
+        tokenizer = Tokenizer.from_file(demo_pack_path() / "tokenizer.json")
+    facts = stamp(device_facts())
     keep_cubins_in(compiled_kernels_path())
     cells: list[RankCell] = []
     engine: list[dict[str, Any]] = []
@@ -136,11 +142,11 @@ def rank(
         for cell in _measure_rank(made, counts, context, pieces):
             cells.append(cell)
             print(_rank_line(cell), flush=True)
-        if engine_prompt:
-            engine.extend(_measure_engine(made, context, engine_prompt))  # what came is kept
+        if tokenizer is not None:  # what came before an error is kept
+            engine.extend(_measure_engine(made, tokenizer, context, engine_prompt))
     finally:
         if json is not None and cells:
-            result = report(cells, {**stamp(facts), "tp": tp, "rank": rank})
+            result = report(cells, {**facts, "tp": tp, "rank": rank})
             write_json(json, {**result, "engine": engine})
 
 
@@ -158,12 +164,11 @@ def _made_rank(tp: int, rank: int, device: int) -> "Rank":
     return made
 
 
-def _measure_engine(made: "Rank", context: int, prompt_tokens: int) -> Iterator[dict[str, Any]]:
+def _measure_engine(
+    made: "Rank", tokenizer: "Tokenizer", context: int, prompt_tokens: int
+) -> Iterator[dict[str, Any]]:
     from twinspark.bench.rank_engine import engine_of, figures_line, measure_engine
-    from twinspark.config.paths import demo_pack_path
-    from twinspark.text.tokenizer import Tokenizer
 
-    tokenizer = Tokenizer.from_file(demo_pack_path() / "tokenizer.json")
     engine = engine_of(made, tokenizer, context=context, prompt_tokens=prompt_tokens)
     try:
         for name, found in measure_engine(engine, context=context, prompt_tokens=prompt_tokens):
@@ -225,7 +230,7 @@ def _rank_line(cell: "RankCell") -> str:
 
 
 def stamp(facts: dict[str, Any]) -> dict[str, Any]:
-    """What a result file starts with."""
+    """What a result file starts with; make it before measuring."""
     now = datetime.datetime.now(datetime.UTC)
     return {"date": f"{now:%Y-%m-%d}", **source_facts(), **facts}
 

@@ -15,6 +15,7 @@ import orjson
 import typer
 
 from twinspark.cli.console import check_writable
+from twinspark.version import source_facts
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,6 +44,7 @@ def bench_server(
 
     if json is not None:
         check_writable(json, option="--json")
+        source_facts()  # what is measured is the code as it is now
     before = os.getloadavg()[0]
     told = Console(stderr=True)
 

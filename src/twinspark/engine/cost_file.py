@@ -29,7 +29,7 @@ from twinspark.errors import FormatError
 from twinspark.model.device import choose_device, device_name
 from twinspark.pack.format import MANIFEST_NAME
 from twinspark.text.tokenizer import Tokenizer
-from twinspark.version import VERSION
+from twinspark.version import VERSION, code_digest
 
 FILE_FORMAT = 3
 
@@ -107,6 +107,7 @@ def cost_key(config: EngineConfig, pack: Path, *, context_tokens: int) -> dict[s
     """
     return {
         "version": VERSION,
+        "code": code_digest(),
         "torch": torch.__version__,
         "processor": _processor(),
         "gpu": device_name(choose_device(config.device)),

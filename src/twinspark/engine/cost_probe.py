@@ -146,7 +146,7 @@ class CostProbe:
 
         Args:
             agree: makes one list of all ranks' lists of microseconds (their maxima).
-            on_progress: called after everything that has run.
+            on_progress: called after every sample, and every piece that is run to load kernels.
         """
         progress = _Progress(on_progress, len(self._loaded_rows), len(self._shapes()))
         num_pages = self._num_slots * self._pages_each

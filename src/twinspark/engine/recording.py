@@ -19,6 +19,10 @@ from torch import Tensor
 MOST_RECORDED = 48
 """Recordings that are kept; the one that was not used for longest goes first."""
 
+_STATE_STICKS = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+"""Whether the device's random generator, too, takes a recording that broke off to go on, and gives
+numbers to nobody else; later ones keep that by recording."""
+
 logger = logging.getLogger(__name__)
 
 Work = Callable[[], tuple[Tensor, ...]]
@@ -103,9 +107,9 @@ class Graphs:
             RuntimeError: the device itself has failed, so nothing can be launched either.
         """
         torch.cuda.set_stream(caller)  # torch goes back only where a recording ends well
-        # its random numbers the same: the device's generator would give none but to recordings
-        generator: Any = torch.cuda.default_generators[caller.device_index]
-        generator.graphsafe_set_state(generator.clone_state())
+        if _STATE_STICKS:
+            generator: Any = torch.cuda.default_generators[caller.device_index]
+            generator.graphsafe_set_state(generator.clone_state())
         with suppress(RuntimeError):  # its allocator the same, which refuses to end twice
             end: Any = torch._C._cuda_endAllocateToPool
             end(caller.device_index, self._pool)

@@ -165,7 +165,12 @@ def _make_engine(
         )
     report("preparing caches", 1.0)
     report(MEASURING, 0.0)
-    engine.settle_costs(pack.path, on_progress=partial(on_progress, MEASURING))
+    try:
+        engine.settle_costs(pack.path, on_progress=partial(on_progress, MEASURING))
+    except BaseException:  # whoever is told may end it; then rounds are recorded, which ranks share
+        if team is None or not team.has_failed:
+            engine.close()
+        raise
     report(MEASURING, 1.0)
     return engine
 

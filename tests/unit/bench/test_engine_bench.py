@@ -55,11 +55,13 @@ def test_the_hosts_time_is_that_of_the_rounds_alone(slots):
 
 def test_a_stall_is_measured_beside_the_prompt_and_leaves_nothing_open(small_tokenizer):
     engine = Engine(FakeModel(), small_tokenizer, EngineConfig(max_context_tokens=2048))
-    rounds = []
+    rounds, prepared = [], iter((True, True, False))
+    engine.prepare = lambda: not rounds and not engine.has_work and next(prepared)
     got = measure_stall(
         engine, [[300, 301], [302], [303] * 40], prompt_tokens=700, solo_rounds=8,
         on_round=lambda: rounds.append(1),
     )  # fmt: skip
+    assert next(prepared, None) is None  # all that an idle server would do was done before
     assert (got.prompt_tokens, got.streams) == (700, 3) and len(got.solo_gap_ms) == 3
     assert got.longest_rounds >= got.p99_rounds > 0 and got.rounds_kept > 0 and got.tokens_kept > 0
     assert got.longest_rounds == max(

@@ -347,9 +347,12 @@ def test_the_probe_finds_what_pieces_add_to_a_round(case, sizes):
 
 
 @pytest.mark.parametrize("loads", [False, True])
-def test_the_probe_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch, loads: bool) -> None:
+@pytest.mark.parametrize("scale", [1.0, 60.0])  # slow rounds: few cycles are made of them
+def test_the_probe_tells_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, loads: bool, scale: float
+) -> None:
     monkeypatch.setattr(Runner, "loads_kernels", loads)
-    made, told = probe(), []
+    made, told = probe(scale=scale), []
     made.probe.run(on_progress=told.append)
     assert told == sorted(told) and 0 < told[0] < 0.1 and told[-1] == 1.0
     work = len(made.followers.plans) + len(made.followers.passes)

@@ -13,6 +13,7 @@ from contextlib import contextmanager, nullcontext
 import pytest
 import torch
 
+from twinspark.engine import recording
 from twinspark.engine.recording import (
     MOST_RECORDED,
     Graph,
@@ -45,7 +46,7 @@ class Cuda:
         self.current = self.caller = Stream(DEVICE, 7)
         self.pools, self.recording, self.ends = 0, set(), []
         self.lost = self.capturing = False
-        self.end_fails = None
+        self.end_fails = self.random_state = None
 
     def pool(self):
         self.pools += 1
@@ -122,7 +123,9 @@ def work_that(cuda, *, raises):
 UNSUPPORTED = "operation not permitted when stream is capturing\nCUDA kernel errors might be"
 
 
-def test_work_that_reads_a_value_is_launched_from_then_on(cuda, caplog):
+@pytest.mark.parametrize("sticks", [False, True])
+def test_work_that_reads_a_value_is_launched_from_then_on(cuda, caplog, monkeypatch, sticks):
+    monkeypatch.setattr(recording, "_STATE_STICKS", sticks)
     graphs = Graphs(DEVICE, nullcontext)
     cuda.end_fails = RuntimeError("operation failed due to a previous error during capture")
     with caplog.at_level(logging.WARNING):
@@ -131,7 +134,7 @@ def test_work_that_reads_a_value_is_launched_from_then_on(cuda, caplog):
     assert isinstance(found, Launched) and isinstance(again, Launched)
     assert found.replay()[0] == 1
     assert cuda.current is cuda.caller  # torch has left the one of the recording
-    assert cuda.random_state == "free"
+    assert cuda.random_state == ("free" if sticks else None)
     assert cuda.ends == [(0, 1)] and len(cuda.recording) == 1  # the second was not tried
     (said,) = caplog.messages
     assert "cannot be recorded (operation not permitted when stream is capturing);" in said

@@ -106,7 +106,8 @@ def plan(work: Work, device: Device) -> Spread:
         return prompt
     if work.queries > _MOST_SPLIT_QUERIES:
         portable = Spread("portable", PROMPT_HEADS)
-        if why_not(portable, work, device) is None:
+        # it always multiplies for 32 heads
+        if 2 * work.heads > PROMPT_HEADS and why_not(portable, work, device) is None:
             return portable
         whole = [Spread("whole", tile) for tile in tiles]
         return next(s for s in whole if why_not(s, work, device) is None)

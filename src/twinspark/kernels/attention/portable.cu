@@ -98,6 +98,8 @@ __device__ __forceinline__ void put_packed(int thread, u32 rows_at, Held& held, 
 #pragma unroll
     for (int r = 0; r < WARP_ROWS; r++)
       if (!((exist >> r) & 1)) held.values[r][0] = held.values[r][1] = held.values[r][2] = held.values[r][3] = 0;
+    // scales, too: one that is infinite would make no number of them
+    if (!((exist >> (lane >> 2)) & 1)) held.scales[0] = held.scales[1] = 0;
   }
 #pragma unroll
   for (int r = 0; r < WARP_ROWS; r++) put_values<FORMAT>((to + r * LINE) ^ (r * 16), held.values[r], scale_of<FORMAT>(thread, held, r), false);
