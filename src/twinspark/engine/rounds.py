@@ -163,7 +163,7 @@ class Rounds:
         """Record one of the rounds and draft passes that are likely to come, of padding alone.
 
         Padding writes nothing, so this may be done whenever no round is under way. The smallest
-        context is prepared for, and that of the latest round.
+        context is prepared for, that of the latest round, and the one that it grows into.
 
         Args:
             rows: most rows of a round that is worth it.
@@ -190,7 +190,8 @@ class Rounds:
         for kind in ("draft by rules", "draft ahead") if self._model.walks_on_device else ():
             for size in REQUEST_BUCKETS[: bisect_left(REQUEST_BUCKETS, requests) + bool(requests)]:
                 yield kind, size, 0
-        for context in dict.fromkeys((self._context(1), self._context_before)):
+        next_context = self._context(self._context_before + 1)
+        for context in dict.fromkeys((self._context(1), self._context_before, next_context)):
             for size in ROW_BUCKETS[: bisect_left(ROW_BUCKETS, rows) + 1]:
                 yield "decode", size, context
 

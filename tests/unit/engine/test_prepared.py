@@ -48,13 +48,15 @@ def test_preparing_between_requests_changes_no_reply():
     assert run_all(engine, [ask("c", first=90)]).summary("c") == alone(ask("c", first=90))
 
 
-def test_the_context_of_the_latest_round_is_prepared_for_too(monkeypatch):
+def test_the_context_of_the_latest_round_is_prepared_for_too_and_the_next_one(monkeypatch):
     monkeypatch.setattr("twinspark.engine.rounds.FIRST_CONTEXT", 16)
     engine, _ = recorded(slots=1)
-    assert {context for kind, _, context in prepared(engine) if kind == "decode"} == {16}
+    assert {context for kind, _, context in prepared(engine) if kind == "decode"} == {16, 32}
     run_all(engine, [ask("a")])  # 9 tokens and 30 more
     found = [(size, context) for kind, size, context in prepared(engine) if kind == "decode"]
-    assert {size for size, context in found if context == 64} == {1, 2, 4, 6}
+    for expected in (64, 128):
+        assert {size for size, context in found if context == expected} == {1, 2, 4, 6}
+    assert {context for _, context in found} == {16, 32, 64, 128}
 
 
 def test_no_recording_goes_for_one_that_may_come(monkeypatch):
