@@ -285,6 +285,13 @@ def with_rows(plan: SlabPlan | None, rows: int, device: Device) -> SlabPlan | No
     return replace(plan, rows=rows, shared=shared)
 
 
+def forget_plans(request: pytest.FixtureRequest) -> None:
+    """Plans are kept by the device's number: none now, and none that is made from now on."""
+    for kept in (cuda.rows_plan, cuda.whole_plan_of):
+        kept.cache_clear()
+        request.addfinalizer(kept.cache_clear)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("device", "block_rows"),
@@ -292,10 +299,14 @@ def with_rows(plan: SlabPlan | None, rows: int, device: Device) -> SlabPlan | No
     ids=lambda value: str(value) if isinstance(value, int) else f"wgmma{int(value.wgmma)}",
 )
 def test_rows_through_slabs_have_the_bits_of_decode(
-    device: Device, block_rows: int, monkeypatch: pytest.MonkeyPatch
+    device: Device,
+    block_rows: int,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     if device.wgmma and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("instructions of compute capability 9.0")
+    forget_plans(request)
     monkeypatch.setattr(cuda, "device_of", lambda index: device)
 
     def plan(index: int, *shape: int) -> SlabPlan | None:

@@ -122,17 +122,20 @@ def test_rows_have_the_bits_of_one_matrix_at_a_time(shape: tuple[int, int, int])
 
 
 @pytest.mark.gpu
-def test_slabs_of_some_matrices_have_the_bits_of_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slabs_of_some_matrices_have_the_bits_of_decode(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    for kept in (cuda.rows_plan, cuda.whole_plan_of, body._slab_plan):
+        kept.cache_clear()
+        request.addfinalizer(kept.cache_clear)
     own, rows = matrices(3, 4096, 1024), 700
     many = prepare_many(own)
     for module in (cuda, body):
         monkeypatch.setattr(module, "device_of", lambda index: GB10)
-    body._slab_plan.cache_clear()
     plan = body._slab_plan(0, 3, rows, 4096, 1024)
     assert plan is not None and plan.matrices == 2
     x = torch.randn(3, rows, 4096, device="cuda").bfloat16()
     found = exl3_many(x, many, torch.full((3, rows, 1024), torch.nan, device="cuda"))
-    body._slab_plan.cache_clear()
     for number, matrix in enumerate(own):
         few = [exl3_rows(part, matrix, out_dtype=torch.float32) for part in x[number].split(24)]
         assert torch.equal(found[number], torch.cat(few))

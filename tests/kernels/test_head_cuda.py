@@ -199,6 +199,36 @@ def test_keyed_choice_on_gpu(kind: str, vocab: int) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("vocab", [7, 1001, 131072])
+@pytest.mark.parametrize(
+    "changes", [{"top_p": 0.6}, {"top_k": 30}, {"min_p": 0.4}, {"top_k": 50, "top_p": 0.8}], ids=str
+)
+def test_what_is_kept_on_gpu(vocab: int, changes: dict[str, float]) -> None:
+    """The same row at so many places that each of the few ids that are kept is chosen at some."""
+    x = torch.full((1, vocab), -40.0)
+    g = torch.Generator().manual_seed(vocab)
+    some = torch.randperm(vocab, generator=g)[:60]  # nearly as likely as each other
+    x[0, some] = 8 + 0.3 * torch.rand(len(some), generator=g)
+    x = x.expand(1024, vocab).contiguous()
+    expected = choose_rows(x, rules_of(1024, **changes))
+    assert len(expected.unique()) >= min(vocab, 20) // 2
+    assert torch.equal(choose_rows(x.cuda(), rules_of(1024, "cuda", **changes)).cpu(), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("temperature", [1e-12, 1e-16, 1e-20, 1e-38, 1e-50, 1e-100])
+def test_ties_at_tiny_temperatures_on_gpu(temperature: float) -> None:
+    """Float64 loses some or all of the noise beside a logit over so little."""
+    x = torch.randn(64, 1024, generator=torch.Generator().manual_seed(3))
+    x[:, [3, 7, 200, 900]] = x.max() + 1
+    for changes in ({}, {"top_p": 0.9}, {"min_p": 0.1}):
+        numbers = {"temperature": temperature, **changes}
+        expected = choose_rows(x, rules_of(64, **numbers))
+        found = choose_rows(x.cuda(), rules_of(64, "cuda", **numbers)).cpu()
+        assert torch.equal(found, expected) and (found >= 0).all(), changes
+
+
+@pytest.mark.gpu
 def test_odd_rows_on_gpu() -> None:
     x, banned = odd_rows()
     found = choose_rows(x.cuda(), rules_of(8, "cuda", top_p=0.9), banned_V=banned.cuda()).cpu()

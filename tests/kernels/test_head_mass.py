@@ -97,3 +97,6 @@ def test_numbers_are_those_of_the_kernel() -> None:
     text = CHOOSE_SOURCE.with_name("mass.cuh").read_text()
     assert re.search(rf"#define GUARD {GUARD}\b", text)
     assert re.search(rf"#define POWERS {POWERS}\b", text)
+    steps = text[text.index("u64 quick_mass") :]
+    found = {float(word) for word in re.findall(r"\d+\.\d*(?:e-\d+)?(?=f)", steps)}
+    assert found >= {0.00961812911, 0.0555041087, 0.240226507, 1.90465421e-9, 12582912.0}

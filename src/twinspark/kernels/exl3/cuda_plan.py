@@ -298,7 +298,7 @@ class SlabPlan:
 def plan_slab(
     rows: int, inputs: int, outputs: int, device: Device, *, most_bytes: int | None = None
 ) -> SlabPlan | None:
-    """Blocks of slab.cu for so many rows, or None where they are too few or it cannot run.
+    """Blocks of slab.cu for so many rows, or None where they are too few.
 
     The slab holds `most_bytes` at most, or what suits the device (a block of columns at least).
     Rows of a block are those whose last wave of blocks wastes least; without wgmma, whose slabs are

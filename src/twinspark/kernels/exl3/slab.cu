@@ -186,6 +186,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS + (WGMMA ? 128 : 0), 1) 
     const u16* __restrict__ xr, void* __restrict__ y, int M, int K, int pitch, int first, int y_type,
     const u64* __restrict__ table, int y_step) {
   extern __shared__ __align__(128) unsigned char shared[];
+  static_assert(STAGES >= 2, "a part is asked for while the one before is read");
   __shared__ __align__(8) u64 full[STAGES], empty[STAGES];
   const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31, parts = K / PART_INPUTS;
   const u32 full_at = smem_address(full), empty_at = smem_address(empty), shared_at = smem_address(shared);

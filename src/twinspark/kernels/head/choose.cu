@@ -296,17 +296,20 @@ __device__ __forceinline__ Ranked largest(Ranked v) {
     v = larger(v, {__shfl_xor_sync(ALL, v.order, by), __shfl_xor_sync(ALL, v.mass, by)});
   return v;
 }
-// The block's largest logit / temperature + noise, with its id turned round; in warp 0.
+// The block's largest logit / temperature + noise, with its id turned round.
 //
-// Only what may win is worked out in float64: what is within MARGIN of the block's best in fp32. Most ids need
-// no logarithm to be ruled out: noise is at most -log(w) of its uniform number w, and the first of all ids, which
+// Only what may win is worked out in float64: what is within a margin of the block's best in fp32. It is more than
+// MARGIN where temperatures are so small that float64, too, loses noise beside a logit. Most ids need no logarithm
+// to be ruled out: noise is at most -log(w) of its uniform number w, and the first of all ids, which
 // is always kept, sets the mark at once.
 __device__ __noinline__ Ranked best_of_block(
     Shared& s, Row& r, Slice slice, u32 inside, u32 first_id, const Rule& rule) {
   const Depths d = s.depths;
   const auto word_of = [&](u32 id) { return noise_word(id, rule.position, rule.choice, rule.seed0, rule.seed1); };
   const auto rough = [&](float x, u32 word) { return (x - d.top) * d.inverse + rough_gumbel(word); };
-  float mark = rough_gumbel(word_of(first_id)) - MARGIN;
+  const float slack = fabsf(d.top) * d.inverse * 0x1p-50f;
+  const float margin = d.inverse < MOST_INVERSE ? MARGIN + slack : __int_as_float(0x7f800000);
+  float mark = rough_gumbel(word_of(first_id)) - margin;
   u32 maybe = 0, most = 0;
   EACH_OF(inside) {
     const float x = s.logits[at], over = (x - d.top) * d.inverse - mark;
@@ -316,9 +319,9 @@ __device__ __noinline__ Ranked best_of_block(
     const float value = rough(x, word);
     maybe |= 1u << i;
     most = max(most, ordered(value));
-    mark = fmaxf(mark, value - MARGIN);
+    mark = fmaxf(mark, value - margin);
   }
-  const float bound = logit_of((u32)join_block(r, most, Most())) - MARGIN;
+  const float bound = logit_of((u32)join_block(r, most, Most())) - margin;
   Ranked best = {0, 0};
   if (logit_of(most) >= bound)
     EACH_OF(maybe) {

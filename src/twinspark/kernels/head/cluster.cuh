@@ -63,7 +63,7 @@ __device__ __forceinline__ float logit_of(u32 key) {
 struct Sum { __device__ u64 operator()(u64 a, u64 b) const { return a + b; } };
 struct Most { __device__ u64 operator()(u64 a, u64 b) const { return a > b ? a : b; } };
 
-// The threads' values of this block put together, in thread 0 of it.
+// The threads' values of this block put together, for all of them.
 template <class Join>
 __device__ __forceinline__ u64 join_block(Row& r, u64 v, Join join) {
 #pragma unroll

@@ -14,13 +14,14 @@
 #define WEIGHT_SCALE 34359738368.  // 2^35
 #define WEIGHT_SPAN 24.3           // octaves of e below which a mass is less than one
 #define POWERS 128                 // 2^(-i / 128) as pairs
+#define MOST_INVERSE 1e30f         // of a temperature in fp32; beyond it all is float64
 #define GUARD 512                  // of 2^-47
 
 struct Pair { float high, low; };
 
 struct Depths {  // of a row
   float top;        // largest logit
-  float inverse;    // of the temperature
+  float inverse;    // of the temperature, MOST_INVERSE at most
   Pair octaves;     // log2(e) / temperature
   bool is_plain;    // numbers that the bound above holds for
   double temperature, peak;
@@ -32,7 +33,7 @@ __device__ __forceinline__ Pair pair_of(double v) {
 __device__ __forceinline__ Depths depths_of(float top, double temperature) {
   const double peak = (double)top / temperature;
   const bool is_plain = temperature >= 1. / 64. && temperature <= 64. && fabs(peak) <= 1024.;
-  return {top, (float)(1. / temperature), pair_of(1.4426950408889634 / temperature), is_plain, temperature, peak};
+  return {top, fminf((float)(1. / temperature), MOST_INVERSE), pair_of(1.4426950408889634 / temperature), is_plain, temperature, peak};
 }
 __device__ __noinline__ u64 exact_mass(float x, double temperature, double peak) {
   const double depth = peak - (double)x / temperature;
