@@ -31,14 +31,15 @@ def code_digest() -> str:
 def commit() -> str | None:
     """The commit of the checkout that is running, "+" behind it where sources differ from it.
 
-    None where the package is installed elsewhere than in its repository, or git is not there.
+    None where the package is no part of a repository, lies elsewhere in it, or git is not there.
     """
     package = Path(__file__).resolve().parent
     try:
         top = _git(package, "rev-parse", "--show-toplevel")
         if Path(top).resolve() / "src" / "twinspark" != package:
             return None  # another repository, around the environment it is installed in
-        changed = _git(package, "status", "--porcelain", "--", ".")
+        _git(package, "ls-files", "--error-unmatch", "--", Path(__file__).name)  # it is of that one
+        changed = _git(package, "status", "--porcelain", "--untracked-files=all", "--", ".")
         return _git(package, "rev-parse", "--short=7", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return None
@@ -55,5 +56,6 @@ def source_facts() -> dict[str, str | None]:
 
 def _git(folder: Path, *arguments: str) -> str:
     command = ["git", "-C", str(folder), *arguments]
-    found = subprocess.run(command, capture_output=True, timeout=_GIT_S, check=True)
+    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    found = subprocess.run(command, capture_output=True, timeout=_GIT_S, check=True, env=own)
     return os.fsdecode(found.stdout).strip()

@@ -82,6 +82,26 @@ def test_the_commit_of_another_repository_is_not_ours(package, monkeypatch):
     assert version.commit() is None
 
 
+def test_a_copy_that_a_repository_does_not_hold_has_none_of_its_commits(package):
+    top = package.parents[1]
+    (top / ".gitignore").write_text("src\n")
+    git(top, "init", "-q")
+    git(top, "add", ".")
+    git(top, "commit", "-q", "-m", "one")
+    assert version.commit() is None
+
+
+def test_new_sources_are_seen_whatever_the_settings(package, monkeypatch):
+    top = package.parents[1]
+    git(top, "init", "-q")
+    git(top, "add", ".")
+    git(top, "commit", "-q", "-m", "one")
+    git(top, "config", "status.showUntrackedFiles", "no")
+    (package / "new.cu").write_text("")
+    monkeypatch.setenv("GIT_DIR", "/nowhere")
+    assert version.commit().endswith("+")
+
+
 def test_no_commit_without_git(package, monkeypatch):
     assert version.commit() is None  # no repository
     monkeypatch.setenv("PATH", "")

@@ -94,7 +94,7 @@ def _lead(
     from twinspark.model.device import device_of_rank
 
     second = str(device_of_rank(torch.device(device), 1))
-    program = [sys.executable, "-m", "twinspark", "bench", "pair", *flags, "--device", second]
+    program = [sys.executable, "-P", "-m", "twinspark", "bench", "pair", *flags, "--device", second]
     program += ["--parent", str(os.getpid()), "--rank", "1", "--rendezvous"]
     document = {
         **stamp(device_facts()), "tp": 2, "device 1": second,

@@ -65,7 +65,7 @@ def bench_server(
 
 
 def _command(fd: int, plan: Path) -> Sequence[str]:
-    return [sys.executable, "-m", "twinspark.cli.bench_server", str(fd), str(plan)]
+    return [sys.executable, "-P", "-m", "twinspark.cli.bench_server", str(fd), str(plan)]
 
 
 def _table(cells: "Sequence[Compared]") -> "Table":

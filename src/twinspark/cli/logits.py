@@ -103,7 +103,7 @@ def _lead(
 
     if config.ranks == 1:
         return task.run(load_model(pack, virtual_shards=config.virtual_shards))
-    program = [sys.executable, "-m", "twinspark", "logits", *flags]
+    program = [sys.executable, "-P", "-m", "twinspark", "logits", *flags]
     team = lead_ranks(
         pack,
         config,

@@ -229,7 +229,7 @@ def worker_command(pack: Path, engine_config: "EngineConfig", log_level: str, fd
     """Arguments of the engine process."""
     settings = json.dumps(dataclasses.asdict(engine_config))
     return [
-        sys.executable, "-m", "twinspark", "engine-worker", str(pack),
+        sys.executable, "-P", "-m", "twinspark", "engine-worker", str(pack),
         "--fd", str(fd), "--parent", str(os.getpid()), "--log-level", log_level,
         "--settings", settings,
     ]  # fmt: skip

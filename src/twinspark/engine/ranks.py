@@ -284,7 +284,7 @@ def rank_commands(path: Path, config: EngineConfig, *, verify: bool, log_level: 
     def commands(here: Address) -> dict[int, list[str]]:
         return {
             rank: [
-                sys.executable, "-m", "twinspark", "rank-worker", str(path),
+                sys.executable, "-P", "-m", "twinspark", "rank-worker", str(path),
                 "--rank", str(rank), "--rendezvous", write_address(here),
                 "--parent", str(os.getpid()), "--log-level", log_level,
                 "--settings", settings(rank), *skip,

@@ -118,7 +118,7 @@ class GrammarChecker:
         if self._child is not None and self._child.returncode is None:
             return self._child
         self._child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "twinspark.server.grammar_child",
+            sys.executable, "-P", "-m", "twinspark.server.grammar_child",
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
         closed = await asyncio.to_thread(self._tokenizer.closed_json)
