@@ -1,10 +1,9 @@
 """The version, for packs, statistics and `--version`, and which source exactly is running.
 
-Nothing of the package is imported here.
+Nothing of the package is imported here, and nothing slow: every start comes through.
 """
 
 import os
-import subprocess
 from functools import cache
 from pathlib import Path
 
@@ -33,6 +32,8 @@ def commit() -> str | None:
 
     None where the package is no part of a repository, lies elsewhere in it, or git is not there.
     """
+    from subprocess import SubprocessError
+
     package = Path(__file__).resolve().parent
     try:
         top = _git(package, "rev-parse", "--show-toplevel")
@@ -41,7 +42,7 @@ def commit() -> str | None:
         _git(package, "ls-files", "--error-unmatch", "--", Path(__file__).name)  # it is of that one
         changed = _git(package, "status", "--porcelain", "--untracked-files=all", "--", ".")
         return _git(package, "rev-parse", "--short=7", "HEAD") + ("+" if changed else "")
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, SubprocessError):
         return None
 
 
@@ -55,7 +56,9 @@ def source_facts() -> dict[str, str | None]:
 
 
 def _git(folder: Path, *arguments: str) -> str:
+    from subprocess import run
+
     command = ["git", "-C", str(folder), *arguments]
     own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    found = subprocess.run(command, capture_output=True, timeout=_GIT_S, check=True, env=own)
+    found = run(command, capture_output=True, timeout=_GIT_S, check=True, env=own)
     return os.fsdecode(found.stdout).strip()

@@ -9,11 +9,9 @@ from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-
 from twinspark.bench.device_idle import Kind, measure_idle
 from twinspark.bench.rank import Rank
-from twinspark.bench.stall import measure_stall
+from twinspark.bench.stall import measure_stall, random_ids
 from twinspark.config.engine import EngineConfig
 from twinspark.engine.core import Engine
 from twinspark.messages import Failed, GenerateRequest, Sampling, TokenDelta
@@ -72,7 +70,7 @@ def measure_prompt(engine: Engine, tokens: int, *, seed: int) -> PromptAlone:
     """Run a prompt of random tokens, and leave nothing open."""
     request = GenerateRequest(
         request_id=f"prompt-{seed}",
-        prompt_ids=tuple(_random_ids(engine, tokens, seed)),
+        prompt_ids=tuple(random_ids(engine, tokens, seed=seed)),
         sampling=Sampling(temperature=0.0, max_tokens=1),
         reuse=False,
     )
@@ -103,7 +101,7 @@ def measure_engine(
     """
     for seed in range(2):
         yield "prompt alone", asdict(measure_prompt(engine, prompt_tokens, seed=seed))
-    prompts = [_random_ids(engine, context, 10 + slot) for slot in range(SLOTS)]
+    prompts = [random_ids(engine, context, seed=10 + slot) for slot in range(SLOTS)]
     for _ in range(2):
         stall = measure_stall(engine, prompts[:STREAMS], prompt_tokens=prompt_tokens)
         yield "prompt beside streams", asdict(stall)
@@ -129,10 +127,3 @@ def figures_line(name: str, found: dict[str, Any]) -> str:
         f"{found['prompt_seconds']:.3f} s, longest gap {max(found['longest_gap_ms']):.1f} ms = "
         f"{found['longest_rounds']:.1f} rounds, {found['rounds_kept']:.2f} of their rounds kept"
     )
-
-
-def _random_ids(engine: Engine, count: int, seed: int) -> list[int]:
-    # special tokens lie at the ends of a vocabulary
-    low, high = engine.vocab_size // 4, engine.vocab_size // 2
-    ids: list[int] = np.random.default_rng(seed).integers(low, high, count).tolist()
-    return ids

@@ -146,10 +146,7 @@ def measure_stall(
         rounds += 1
     solo, solo_s, solo_tokens = watch.gaps_ms(), perf_counter() - began, watch.tokens
 
-    random = np.random.default_rng(16)
-    # special tokens lie at the ends of a vocabulary
-    low, high = engine.vocab_size // 4, engine.vocab_size // 2
-    long_ids = random.integers(low, high, prompt_tokens).tolist()
+    long_ids = random_ids(engine, prompt_tokens, seed=16)
     watch.begin()
     began = perf_counter()
     _submit(engine, LONG, long_ids, Sampling(temperature=0.0, max_tokens=1))
@@ -184,6 +181,13 @@ def _stall(alone: _Part, together: _Part, *, prompt_tokens: int) -> Stall:
         rounds_kept=_rate(beside, beside_s) / _rate(solo, solo_s),
         tokens_kept=(tokens / beside_s) / (solo_tokens / solo_s),
     )
+
+
+def random_ids(engine: Engine, count: int, *, seed: int) -> list[int]:
+    """Ordinary tokens: special ones lie at the ends of a vocabulary."""
+    low, high = engine.vocab_size // 4, engine.vocab_size // 2
+    ids: list[int] = np.random.default_rng(seed).integers(low, high, count).tolist()
+    return ids
 
 
 def _submit(engine: Engine, name: str, ids: Sequence[int], rule: Sampling) -> None:

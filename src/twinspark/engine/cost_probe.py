@@ -289,7 +289,7 @@ class _Progress:
     def step(self) -> None:
         """Something has run."""
         self._done += 1
-        self._said = max(self._said, min(self._done / self._all, 1.0) if self._all else 1.0)
+        self._said = max(self._said, min(self._done / self._all, 1.0))
         if self._tell is not None:
             self._tell(self._said)
 

@@ -5,7 +5,7 @@
 //
 // Macros: WGMMA 1 for compute capability 9.0, ROWS of a block (128, 160 or 192; without WGMMA 64 or 128), STAGES of the
 // ring of 64-input parts. Parts of 32 in twice the stages keep as many bytes under way, but made products without WGMMA
-// a fifth slower (5120x1792, 4,096 rows, H200): each part costs every warp a wait.
+// a quarter slower (5120x1792, 4,096 rows, H200): each part costs every warp a wait.
 #include "common.cuh"
 #include "wide.cuh"
 
