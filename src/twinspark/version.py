@@ -5,7 +5,6 @@ Nothing of the package is imported here, and nothing slow: every start comes thr
 
 import os
 from functools import cache
-from pathlib import Path
 
 VERSION = "0.1.0.dev0"
 
@@ -16,6 +15,8 @@ _GIT_S = 5.0
 @cache
 def code_digest() -> str:
     """Digest of the package's own sources, kernels among them: ranks must have the same."""
+    from pathlib import Path
+
     import blake3
 
     root = Path(__file__).resolve().parent
@@ -32,6 +33,7 @@ def commit() -> str | None:
 
     None where the package is no part of a repository, lies elsewhere in it, or git is not there.
     """
+    from pathlib import Path
     from subprocess import SubprocessError
 
     package = Path(__file__).resolve().parent
@@ -55,7 +57,7 @@ def source_facts() -> dict[str, str | None]:
     return {"twinspark": VERSION, "commit": commit(), "code": code_digest()}
 
 
-def _git(folder: Path, *arguments: str) -> str:
+def _git(folder: os.PathLike[str], *arguments: str) -> str:
     from subprocess import run
 
     command = ["git", "-C", str(folder), *arguments]
